@@ -1,0 +1,35 @@
+VENV ?= .venv
+BIN := $(VENV)/bin
+TORCH ?= torch==2.13.0
+
+.PHONY: run test test-slow lint format clean
+
+run: $(VENV)/installed  ## install, fetch the default model, stream an answer and compare with plain decoding
+	$(BIN)/foretell generate --chat "List the numbers from one to twenty in words, then repeat the list." --max-tokens 128 --temperature 0 --compare
+
+test: $(VENV)/tests  ## everything but the slow tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -m "not slow"
+
+test-slow: $(VENV)/tests  ## minutes on the real model: identity over Spec-Bench prompts
+	$(BIN)/pytest -m slow
+
+format: $(VENV)/tests
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(VENV)/installed: pyproject.toml
+	python3 -m venv $(VENV)
+	$(BIN)/pip install --quiet "$(TORCH)"
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+$(VENV)/tests: $(VENV)/installed
+	$(BIN)/pip install --quiet "$(TORCH)"
+	$(BIN)/pip install --quiet --editable '.[test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info

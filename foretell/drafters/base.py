@@ -1,0 +1,40 @@
+"""What a drafter is: one method that guesses, and hooks it may use to learn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from foretell.kv.cache import Cache
+from foretell.types import Draw, Drafts, Seen, Seq
+
+
+class Drafter:
+    """Guesses the next tokens of running requests. Whatever it does, it cannot change what is generated."""
+
+    taps: tuple[int, ...] = ()  # target layers whose inputs `observe` wants; asked for only if non-empty
+    draft_tokens: int = 4  # nodes a round unless the user asks for another number
+
+    def attach(self, cache: Cache) -> None:
+        """Called once before anything else; a drafter with keys and values adds its plane here."""
+
+    def propose(self, seqs: Sequence[Seq], budget: Sequence[int], draw: Draw) -> Drafts:
+        """At most budget[b] nodes for request b. Fewer is fine; none is plain decoding."""
+        raise NotImplementedError
+
+    def observe(self, seen: Seen) -> None:
+        """Learn from what the target computed; called after every forward, prompt chunks included."""
+
+    def admit(self, seq: Seq) -> None:
+        """The request starts, or comes back after `forget`."""
+
+    def forget(self, seq: Seq) -> None:
+        """The request ended or lost its place in the cache: drop all state about it."""
+
+
+class NoDrafter(Drafter):
+    """Plain decoding."""
+
+    draft_tokens = 0
+
+    def propose(self, seqs: Sequence[Seq], budget: Sequence[int], draw: Draw) -> Drafts:
+        return Drafts.chains([[] for _ in seqs])

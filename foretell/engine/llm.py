@@ -1,0 +1,240 @@
+"""The public engine: generate, chat and stream, synchronous, text in and text out."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foretell import drafters
+from foretell.drafters.base import Drafter
+from foretell.engine.loop import Engine
+from foretell.engine.request import Completion, Event, Request
+from foretell.kv.cache import Cache
+from foretell.models.open import Opened, open_model
+from foretell.models.text import Text
+from foretell.planner.fixed import FixedPlanner
+from foretell.types import Sampling, Seq
+from foretell.verify import rule as make_rule
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+Samplings = Sampling | Sequence[Sampling] | None
+
+
+class LLM:
+    """A language model, and a drafter that makes it faster without changing what it says.
+
+    model: "smollm2-135m-instruct" (built in), a folder with config.json and safetensors, a .gguf file, or a hub id.
+    drafter: "none", "ngram", "model", "auto" (the draft model if there is one, else "ngram"), or a `Drafter` object.
+    draft_model: a model for drafter "model", of the same vocabulary. draft_tokens: at most this many nodes a round;
+    "auto" is the drafter's own number. rule: how drafts are verified, "match", "ratio" or "block"; all are lossless,
+    and under "match" the tokens are those of plain decoding with the same seed. dtype: "auto", "bfloat16", "float32",
+    "float64", "float16". device: "auto" or "cpu". threads: None is all the process may use. max_context: tokens of a
+    prompt and its answer, None is the model's own limit. max_batch: requests that run at once.
+
+    ValueError, in one sentence, for whatever cannot work; nothing is computed before it.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        drafter: str | Drafter = "auto",
+        draft_model: str | Path | None = None,
+        draft_tokens: int | str = "auto",
+        rule: str = "match",
+        dtype: str = "auto",
+        device: str = "auto",
+        threads: int | None = None,
+        max_context: int | None = None,
+        max_batch: int = 32,
+    ) -> None:
+        if device not in ("auto", "cpu"):
+            raise ValueError(f"device {device!r} is not supported: foretell runs on 'cpu' so far")
+        if isinstance(max_batch, bool) or not isinstance(max_batch, int) or max_batch < 1:
+            raise ValueError(f"max_batch must be a whole number of at least 1, not {max_batch!r}")
+        if draft_tokens != "auto" and (
+            isinstance(draft_tokens, bool) or not isinstance(draft_tokens, int) or draft_tokens < 0
+        ):
+            raise ValueError(f"draft_tokens must be 'auto' or a whole number of at least 0, not {draft_tokens!r}")
+        if isinstance(drafter, str) and drafter not in drafters.METHODS:
+            raise ValueError(f"drafter {drafter!r} is not one of {', '.join(drafters.METHODS)}")
+        verifier = make_rule(rule)
+        opened = open_model(model, dtype=dtype, threads=threads, max_context=max_context)
+        self.name, self.target, self.tokenizer = opened.name, opened.target, opened.text
+        self.vocabulary = _vocabulary(opened)
+        draft = None
+        if draft_model is not None:
+            draft = open_model(draft_model, dtype=dtype, threads=threads, share=self.target)
+            check_vocabularies(opened, draft)
+        if isinstance(drafter, str):
+            parts = drafters.Parts(self.target, self.vocabulary, draft.target if draft else None)
+            drafter = drafters.build(drafter, parts)
+        self.drafter = drafter
+        limit = drafter.draft_tokens if isinstance(draft_tokens, str) else draft_tokens
+        per_token = self.target.kv_bytes() + (draft.target.kv_bytes() if draft else 0)
+        slots = _slots(per_token, self.target.max_context, max_batch)
+        self.max_context = min(self.target.max_context, slots)
+        cache = Cache(slots, max_batch, self.max_context)
+        planner = FixedPlanner(limit, self.max_context)
+        self.engine = Engine(self.target, cache, drafter, verifier, planner, max_batch=max_batch)
+        self._ids = itertools.count()
+
+    def generate(self, prompts: Prompt | Sequence[Prompt], sampling: Samplings = None) -> list[Completion]:
+        """Complete one prompt or several, each a text or token ids; sampling: one for all, or one each."""
+        many = _prompts(prompts)
+        requests = [self._request(p, s) for p, s in zip(many, _samplings(sampling, len(many)), strict=True)]
+        return self._run(requests)
+
+    def chat(self, conversations: Sequence[Message] | Sequence[Sequence[Message]], sampling: Samplings = None) -> list[Completion]:
+        """Answer one conversation (OpenAI-style messages) or several, by the model's own chat template."""
+        single = bool(conversations) and isinstance(conversations[0], Mapping)
+        many: Sequence[Any] = [conversations] if single else conversations
+        return self.generate([self.encode_chat(messages) for messages in many], sampling)
+
+    def stream(self, prompt: Prompt, sampling: Sampling | None = None) -> Iterator[Event]:
+        """Complete one prompt, piece by piece; the last event has a finish_reason. Closing the iterator ends the request."""
+        request = self._request(prompt, sampling or Sampling())
+        return self._stream(request)
+
+    def stream_chat(self, messages: Sequence[Message], sampling: Sampling | None = None) -> Iterator[Event]:
+        """`stream` of the answer to a conversation."""
+        return self.stream(self.encode_chat(messages), sampling)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """The ids of a conversation up to where the model is to go on."""
+        if self.tokenizer is None:
+            raise ValueError("this model has no tokenizer: give token ids as the prompt instead of messages")
+        return self.tokenizer.chat(messages)
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """One step of whatever runs."""
+        self.engine.step()
+
+    def submit(self, prompt: Prompt, sampling: Sampling | None = None) -> Request:
+        """Add a request without running it: `step` does, and the request's outbox fills. `cancel` takes it back."""
+        request = self._request(prompt, sampling or Sampling())
+        self.engine.add(request)
+        return request
+
+    def cancel(self, request: Request) -> None:
+        self.engine.remove(request)
+
+    def _run(self, requests: Sequence[Request]) -> list[Completion]:
+        for request in requests:
+            self.engine.add(request)
+        try:
+            while any(request.finish_reason is None for request in requests):
+                self.step()
+        finally:
+            for request in requests:
+                self.engine.remove(request)
+        return [request.completion() for request in requests]
+
+    def _stream(self, request: Request) -> Iterator[Event]:
+        self.engine.add(request)
+        try:
+            while True:
+                while request.outbox:
+                    event = request.outbox.popleft()
+                    yield event
+                    if event.finish_reason is not None:
+                        return
+                self.step()
+        finally:
+            self.engine.remove(request)
+
+    def _request(self, prompt: Prompt, sampling: Sampling) -> Request:
+        """Everything that can be wrong with a request is found here, before anything is computed."""
+        tokens = self._encode(prompt)
+        vocab = self.target.vocab_size
+        if not tokens:
+            raise ValueError("the prompt is empty: give at least one token")
+        wrong = next((t for t in tokens if not isinstance(t, int) or not 0 <= t < vocab), None)
+        if wrong is not None:
+            raise ValueError(f"token id {wrong} of the prompt is outside the vocabulary of {vocab}")
+        if len(tokens) >= self.max_context:
+            raise ValueError(
+                f"the prompt has {len(tokens)} tokens; the largest that fits is {self.max_context - 1}, "
+                "which leaves room for one token of answer"
+            )
+        for name, ids in (("stop_token_ids", sampling.stop_token_ids), ("logit_bias", sampling.logit_bias or ())):
+            outside = next((t for t in ids if not 0 <= t < vocab), None)
+            if outside is not None:
+                raise ValueError(f"{name}: token id {outside} is outside the vocabulary of {vocab}")
+        if sampling.logprobs is not None and sampling.logprobs > vocab:
+            raise ValueError(f"logprobs must be at most the vocabulary's {vocab}, not {sampling.logprobs}")
+        if sampling.stop and self.tokenizer is None:
+            raise ValueError("stop strings need a tokenizer, and this model has none: use stop_token_ids")
+        stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.target.stop_ids)
+        seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
+        counts = None
+        if sampling.penalised:
+            counts = torch.zeros(2, vocab)
+            counts[0] += torch.bincount(torch.tensor(tokens), minlength=vocab)
+        seq = Seq(next(self._ids), tokens, len(tokens), sampling, seed, stop_ids, counts=counts)
+        return Request(seq, self.tokenizer, self.max_context)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, str):
+            return list(prompt)
+        if self.tokenizer is None:
+            raise ValueError("this model has no tokenizer: give token ids as the prompt")
+        return self.tokenizer.encode(prompt)
+
+
+def check_vocabularies(target: Opened, draft: Opened) -> None:
+    """ValueError unless both spell every token alike; a vocabulary padded at its end is fine."""
+    if target.text is None or draft.text is None:
+        if target.target.vocab_size != draft.target.vocab_size:
+            raise ValueError(
+                f"draft_model has {draft.target.vocab_size} tokens and the model {target.target.vocab_size}: without "
+                "tokenizers to compare, they must be equal"
+            )
+        return
+    theirs, ours = draft.text.vocab(), target.text.vocab()
+    for i, (a, b) in enumerate(itertools.zip_longest(ours, theirs, fillvalue="")):
+        if a != b:
+            raise ValueError(
+                f"draft_model has another vocabulary: token {i} is {b!r} there and {a!r} in the model; "
+                "drafter 'model' needs the same tokenizer"
+            )
+
+
+def _vocabulary(opened: Opened) -> int:
+    size = opened.target.vocab_size
+    return size if opened.text is None else min(size, len(opened.text.vocab()))
+
+
+def _slots(bytes_per_token: int, max_context: int, max_batch: int) -> int:
+    """Slots of the pool: every place at full length if a quarter of the free memory holds that, one at least."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(max_batch * max_context, max(max_context, free // 4 // bytes_per_token))
+
+
+def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    many: list[Any] = list(prompts)
+    if many and all(isinstance(p, int) for p in many):
+        return [many]
+    if not many:
+        raise ValueError("no prompt was given")
+    return many
+
+
+def _samplings(sampling: Samplings, count: int) -> list[Sampling]:
+    if sampling is None or isinstance(sampling, Sampling):
+        return [sampling or Sampling()] * count
+    each = list(sampling)
+    if len(each) != count:
+        raise ValueError(f"{len(each)} samplings were given for {count} prompts: give one, or one for each")
+    return each
+
+

@@ -1,0 +1,77 @@
+"""Counters of one request: what was drafted, what of it was accepted, and where the time went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Stats:
+    """Always 0 <= accepted <= drafted, and emitted <= accepted + rounds, equal unless a stop cut the text.
+
+    rounds: verifications, plain ones included. drafted: nodes the drafter proposed. accepted: those on the target's
+    path. emitted: tokens generated. *_by_depth: index 0 is the first token after the root. prefill_s: time of the steps
+    before the first token, decode_s: of those after it; draft_s, verify_s: their parts spent in the drafter, and in the
+    target's forward with verification. A step shared by several requests counts for each. cached_tokens: prompt tokens
+    found in the prefix cache.
+    """
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    emitted: int = 0
+    accepted_by_depth: list[int] = field(default_factory=list)
+    drafted_by_depth: list[int] = field(default_factory=list)
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    cached_tokens: int = 0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """alpha: accepted / drafted, 0 without drafts."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def tokens_per_round(self) -> float:
+        """E: tokens of a target forward, its own token included."""
+        return self.emitted / self.rounds if self.rounds else 0.0
+
+    def count_round(self, parents: Sequence[int], accepted: int) -> None:
+        """One verification of a tree (parents, -1 is the root), of which a path of `accepted` nodes was kept."""
+        depths: list[int] = []
+        for parent in parents:
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        self.rounds += 1
+        self.drafted += len(depths)
+        self.accepted += accepted
+        for depth in depths:
+            _grow(self.drafted_by_depth, depth + 1)
+            self.drafted_by_depth[depth] += 1
+        _grow(self.accepted_by_depth, len(self.drafted_by_depth))
+        for depth in range(accepted):
+            self.accepted_by_depth[depth] += 1
+
+    @staticmethod
+    def pooled(parts: Iterable[Stats]) -> Stats:
+        """The sums: rates of the result are those of all rounds together, never averages of ratios."""
+        total = Stats()
+        for part in parts:
+            for name in ("rounds", "drafted", "accepted", "emitted", "cached_tokens"):
+                setattr(total, name, getattr(total, name) + getattr(part, name))
+            for name in ("prefill_s", "decode_s", "draft_s", "verify_s"):
+                setattr(total, name, getattr(total, name) + getattr(part, name))
+            for mine, theirs in (
+                (total.accepted_by_depth, part.accepted_by_depth),
+                (total.drafted_by_depth, part.drafted_by_depth),
+            ):
+                _grow(mine, len(theirs))
+                for depth, count in enumerate(theirs):
+                    mine[depth] += count
+        return total
+
+
+def _grow(counts: list[int], length: int) -> None:
+    counts.extend([0] * (length - len(counts)))

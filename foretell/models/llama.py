@@ -1,0 +1,131 @@
+"""The Llama family: Llama 2 and 3, Mistral, Qwen2, Qwen3, SmolLM2. They differ in biases, norms on q and k, and windows.
+
+A decoder of `Ops`; which ones is chosen at construction and nowhere else. Rows may form trees: a row attends to the
+committed tokens and to its own path, so the same code runs a prompt chunk, a lone token and a tree of drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretell.kv.cache import Cache, Plane
+from foretell.models.config import ModelConfig, inverse_frequencies
+from foretell.models.ops import AttentionSpec, Ops
+from foretell.types import Output, Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer's weights, packed for its ops."""
+
+    input_norm: Tensor
+    qkv: object  # [(heads + 2 kv_heads) * dim, H]
+    qkv_bias: Tensor | None
+    o: object  # [H, heads * dim]
+    o_bias: Tensor | None
+    post_norm: Tensor
+    gate_up: object  # [2 I, H]
+    gate_up_bias: Tensor | None
+    down: object  # [H, I]
+    down_bias: Tensor | None
+    attention: AttentionSpec
+
+
+class LlamaModel:
+    """`models.base.Target` for the family. `tensor(name)` is called once for each weight; nothing else is kept of it."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensor: Callable[[str], Tensor],
+        ops: Ops,
+        *,
+        stop_ids: frozenset[int],
+        max_context: int,
+        exact: bool,
+    ) -> None:
+        if config.hidden_act not in ("silu", "swish"):
+            raise ValueError(f"activation {config.hidden_act!r} is not supported; this family uses 'silu'")
+        self.config, self.ops, self.stop_ids, self.exact = config, ops, stop_ids, exact
+        self.vocab_size, self.max_context, self.backend = config.vocab_size, max_context, ops.backend
+        self._eps = config.rms_eps
+        rope = _rope_tables(config, max_context)
+        self._embedding = ops.pack(tensor("embed_tokens.weight"))
+        self._layers = [self._layer(i, tensor, rope) for i in range(config.num_layers)]
+        self._norm = ops.vector(tensor("norm.weight"))
+        self._head = self._embedding if config.tied else ops.pack(tensor("lm_head.weight"))
+        self._plane: Plane | None = None
+
+    def _layer(self, i: int, tensor: Callable[[str], Tensor], rope: tuple[Tensor, Tensor]) -> Layer:
+        config, ops = self.config, self.ops
+
+        def weights(*names: str) -> object:
+            return ops.pack(torch.cat([tensor(f"layers.{i}.{name}.weight") for name in names]))
+
+        def biases(present: bool, *names: str) -> Tensor | None:
+            return ops.vector(torch.cat([tensor(f"layers.{i}.{name}.bias") for name in names])) if present else None
+
+        def norm(name: str) -> Tensor:
+            return ops.vector(tensor(f"layers.{i}.{name}.weight"))
+
+        qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        gate_up = ("mlp.gate_proj", "mlp.up_proj")
+        head_norms = (norm("self_attn.q_norm"), norm("self_attn.k_norm")) if config.qk_norm else (None, None)
+        sizes = (config.num_heads, config.num_kv_heads, config.head_dim)
+        return Layer(
+            input_norm=norm("input_layernorm"),
+            qkv=weights(*qkv),
+            qkv_bias=biases(config.qkv_bias, *qkv),
+            o=weights("self_attn.o_proj"),
+            o_bias=biases(config.o_bias, "self_attn.o_proj"),
+            post_norm=norm("post_attention_layernorm"),
+            gate_up=weights(*gate_up),
+            gate_up_bias=biases(config.mlp_bias, *gate_up),
+            down=weights("mlp.down_proj"),
+            down_bias=biases(config.mlp_bias, "mlp.down_proj"),
+            attention=AttentionSpec(*sizes, rope, head_norms, self._eps, config.windows[i]),
+        )
+
+    def attach(self, cache: Cache, plane: str) -> None:
+        config = self.config
+        self._plane = cache.add_plane(
+            plane, config.num_layers, config.num_kv_heads, config.head_dim, self.ops.cache_dtype
+        )
+
+    def kv_bytes(self) -> int:
+        config = self.config
+        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self.ops.cache_dtype.itemsize
+
+    def forward(self, rows: Rows, cache: Cache, *, taps: Collection[int] = ()) -> Output:
+        ops, eps, plane = self.ops, self._eps, self._plane
+        assert plane is not None, "attach a cache first"
+        ops.start(rows, cache)
+        plane.filled[rows.slots.numpy()] = True
+        tapped: dict[int, Tensor] = {}
+        x = ops.embed(self._embedding, rows.tokens)
+        for i, layer in enumerate(self._layers):
+            if i in taps:
+                tapped[i] = x.clone()
+            qkv = ops.linear(ops.norm(x, layer.input_norm, eps), layer.qkv, layer.qkv_bias, None)
+            ops.rope_write(qkv, i, plane, layer.attention)
+            x = ops.linear(ops.attend(qkv, i, plane, layer.attention), layer.o, layer.o_bias, x)
+            gate_up = ops.linear(ops.norm(x, layer.post_norm, eps), layer.gate_up, layer.gate_up_bias, None)
+            x = ops.linear(ops.swiglu(gate_up), layer.down, layer.down_bias, x)
+        if len(self._layers) in taps:
+            tapped[len(self._layers)] = x.clone()
+        if len(rows.want) < len(x):
+            x = x[rows.want]
+        if not len(x):
+            return Output(torch.empty(0, self.vocab_size, dtype=ops.dtype), tapped)
+        return Output(ops.linear(ops.norm(x, self._norm, eps), self._head, None, None), tapped)
+
+
+def _rope_tables(config: ModelConfig, positions: int) -> tuple[Tensor, Tensor]:
+    """float32 [positions, head_dim / 2] each: cos and sin of the angles, with the scaling's factor."""
+    frequencies, factor = inverse_frequencies(config)
+    angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies.float()[None]
+    return (angles.cos() * factor).contiguous(), (angles.sin() * factor).contiguous()

@@ -1,0 +1,104 @@
+"""From a model's name to a target that runs and the text side that belongs to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from foretell.models import native
+from foretell.models.base import Target
+from foretell.models.hub import resolve
+from foretell.models.llama import LlamaModel
+from foretell.models.load import Checkpoint, open_checkpoint
+from foretell.models.ops import Ops, TorchOps
+from foretell.models.text import Text, load_text
+
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    target: Target
+    text: Text | None
+    name: str
+
+
+def open_model(
+    model: str | Path,
+    *,
+    dtype: str = "auto",
+    threads: int | None = None,
+    max_context: int | None = None,
+    backend: str = "auto",
+    share: Target | None = None,
+) -> Opened:
+    """model: a built-in name, a folder, a .gguf file or a hub id. dtype: one of DTYPES or "auto" (the checkpoint's own,
+    bfloat16 where it is stored in 16 bits or quantised). backend: "auto", "native" or "torch". share: a target whose
+    threads the new one uses too. ValueError, in one sentence, for whatever cannot be opened."""
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads must be at least 1, not {threads}")
+    if max_context is not None and max_context < 2:
+        raise ValueError(f"max_context must be at least 2, not {max_context}")
+    checkpoint = open_checkpoint(resolve(model))
+    text = load_text(checkpoint)
+    name = str(model) if isinstance(model, str) and not Path(model).exists() else checkpoint.folder_or_file.name
+    config = checkpoint.config
+    if config is None:
+        raise ValueError(f"{checkpoint.folder_or_file}: this architecture is not supported yet")
+    if max_context is not None and max_context > config.max_positions:
+        raise ValueError(f"max_context {max_context} is more than the model's {config.max_positions} positions")
+    chosen = _dtype(checkpoint, dtype)
+    ops = _ops(chosen, config.head_dim, threads, backend, share)
+    target = LlamaModel(
+        config,
+        checkpoint.tensor,
+        ops,
+        stop_ids=frozenset(checkpoint.stop_ids),
+        max_context=max_context or config.max_positions,
+        exact=rows_are_independent(ops),
+    )
+    return Opened(target, text, name)
+
+
+def _dtype(checkpoint: Checkpoint, asked: str) -> torch.dtype:
+    if asked != "auto":
+        return DTYPES[asked]
+    assert checkpoint.config is not None
+    if checkpoint.gguf is not None or checkpoint.config.dtype == torch.float16:
+        return torch.bfloat16
+    return checkpoint.config.dtype
+
+
+def _ops(dtype: torch.dtype, head_dim: int, threads: int | None, backend: str, share: Target | None) -> Ops:
+    if backend not in ("auto", "native", "torch"):
+        raise ValueError(f"backend {backend!r} is not one of auto, native, torch")
+    if backend != "torch" and native.supported(dtype, head_dim):
+        pool = share.ops.pool if isinstance(share, LlamaModel) and isinstance(share.ops, native.NativeOps) else None
+        return native.NativeOps(dtype, threads, pool)
+    if backend == "native":
+        raise ValueError(f"the native kernels cannot run {dtype} with heads of {head_dim} on this machine")
+    return TorchOps(dtype)
+
+
+@torch.inference_mode()
+def rows_are_independent(ops: Ops) -> bool:
+    """Whether a product's rows, computed alone, few or many at a time, are equal bit for bit on this machine."""
+    generator = torch.Generator().manual_seed(0)
+    weight = ops.pack(torch.randn(272, 592, generator=generator))
+    x = torch.randn(37, 592, generator=generator).to(ops.dtype)
+    whole = ops.linear(x, weight, None, None).clone()
+    for size in (1, 2, 3, 5, 8, 16, 17, 31):
+        for start in range(0, len(x), size):
+            part = x[start : start + size].contiguous()
+            if not torch.equal(ops.linear(part, weight, None, None), whole[start : start + size]):
+                return False
+    return True

@@ -1,0 +1,170 @@
+"""The operations of a decoder layer, and their PyTorch version: any dtype, any machine, the reference of the others.
+
+Both versions keep one promise: the result at a row depends on that row's own path alone, bit for bit, not on the rows
+computed with it. PyTorch's matrix products choose another order of summation for another number of rows, so here they
+always see `ROWS` rows, padded; attention gathers each row's keys in order of position (design, section 3).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from foretell.kv.cache import Cache, Plane
+from foretell.types import Rows
+
+ROWS = 16  # rows of every product of reduced precision
+KEYS = 64  # keys are padded to a multiple of this
+
+
+class Ops(Protocol):
+    """x and results are [R, width] in `dtype`; a weight is whatever `pack` made of an [out, in] matrix."""
+
+    dtype: torch.dtype
+    cache_dtype: torch.dtype
+    backend: str
+
+    def pack(self, weight: Tensor) -> object: ...
+    def vector(self, values: Tensor) -> Tensor: ...
+    def start(self, rows: Rows, cache: Cache) -> None:
+        """Prepare what all layers of one forward share."""
+        ...
+
+    def embed(self, weight: object, tokens: Tensor) -> Tensor: ...
+    def linear(self, x: Tensor, weight: object, bias: Tensor | None, residual: Tensor | None) -> Tensor: ...
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+    def rope_write(self, qkv: Tensor, layer: int, plane: Plane, spec: AttentionSpec) -> None:
+        """Turn q and k of qkv [R, (heads + 2 kv_heads) * dim] by their positions, in place; store k and v."""
+        ...
+
+    def attend(self, qkv: Tensor, layer: int, plane: Plane, spec: AttentionSpec) -> Tensor: ...
+    def swiglu(self, x: Tensor) -> Tensor:
+        """x: [R, 2 I], gate then up -> [R, I]."""
+        ...
+
+
+class AttentionSpec:
+    """What is fixed about one layer's attention."""
+
+    __slots__ = ("cos", "dim", "eps", "heads", "k_norm", "kv_heads", "q_norm", "scale", "sin", "window")
+
+    def __init__(
+        self,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        rope: tuple[Tensor, Tensor],  # cos, sin: [max_context, dim / 2]
+        norms: tuple[Tensor | None, Tensor | None],  # q_norm, k_norm: [dim]
+        eps: float,
+        window: int | None,
+    ) -> None:
+        self.heads, self.kv_heads, self.dim = heads, kv_heads, dim
+        self.cos, self.sin = rope
+        self.q_norm, self.k_norm = norms
+        self.eps, self.window = eps, window or 0
+        self.scale = dim**-0.5
+
+
+class TorchOps:
+    """Activations in the weights' dtype; softmax, norms and rope in float32 (float64 for a float64 model)."""
+
+    backend = "torch"
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = self.cache_dtype = dtype
+        self.wide = torch.float64 if dtype == torch.float64 else torch.float32
+        self._rows: Rows
+        self._keys = self._lengths = torch.empty(0)
+
+    def pack(self, weight: Tensor) -> Tensor:
+        return weight.to(self.dtype).contiguous()
+
+    def vector(self, values: Tensor) -> Tensor:
+        return values.to(self.dtype)
+
+    def start(self, rows: Rows, cache: Cache) -> None:
+        self._rows = rows
+        keys = key_slots(rows, cache)
+        self._lengths = torch.tensor([len(k) for k in keys])  # [R]
+        width = -(-int(self._lengths.max()) // KEYS) * KEYS
+        padded = np.zeros((len(keys), width), dtype=np.int64)
+        for line, slots in zip(padded, keys, strict=True):
+            line[: len(slots)] = slots
+        self._keys = torch.from_numpy(padded)  # [R, T]
+
+    def embed(self, weight: object, tokens: Tensor) -> Tensor:
+        assert isinstance(weight, Tensor)
+        return weight[tokens]
+
+    def linear(self, x: Tensor, weight: object, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+        assert isinstance(weight, Tensor)
+        if self.dtype == torch.float64:
+            out = F.linear(x, weight, bias)
+        else:
+            rows = x.shape[0]
+            padded = F.pad(x, (0, 0, 0, -rows % ROWS))
+            out = torch.cat([F.linear(part, weight, bias) for part in padded.split(ROWS)])[:rows]
+        return out if residual is None else out + residual
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.to(self.wide)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        return weight * wide.to(self.dtype)
+
+    def rope_write(self, qkv: Tensor, layer: int, plane: Plane, spec: AttentionSpec) -> None:
+        rows = self._rows
+        parts = qkv.view(len(qkv), -1, spec.dim)
+        turned = parts[:, : spec.heads + spec.kv_heads]
+        for norm, heads in ((spec.q_norm, slice(0, spec.heads)), (spec.k_norm, slice(spec.heads, None))):
+            if norm is not None:
+                turned[:, heads] = self.norm(turned[:, heads], norm, spec.eps)
+        cos = spec.cos[rows.positions].to(self.wide)[:, None]
+        sin = spec.sin[rows.positions].to(self.wide)[:, None]
+        u, v = turned.to(self.wide).chunk(2, dim=-1)
+        turned.copy_(torch.cat([u * cos - v * sin, v * cos + u * sin], dim=-1))
+        plane.k[layer][rows.slots] = parts[:, spec.heads : spec.heads + spec.kv_heads]
+        plane.v[layer][rows.slots] = parts[:, spec.heads + spec.kv_heads :]
+
+    def attend(self, qkv: Tensor, layer: int, plane: Plane, spec: AttentionSpec) -> Tensor:
+        q = qkv[:, : spec.heads * spec.dim].view(len(qkv), spec.kv_heads, -1, spec.dim)
+        time = torch.arange(self._keys.shape[1])
+        out = []
+        for part in range(0, len(qkv), ROWS):  # bounds the memory of the gathered keys
+            rows = slice(part, part + ROWS)
+            k = plane.k[layer][self._keys[rows]].to(self.wide)  # [r, T, kv, dim]
+            v = plane.v[layer][self._keys[rows]].to(self.wide)
+            length = self._lengths[rows, None]
+            visible = time < length
+            if spec.window:
+                visible &= time >= length - spec.window
+            scores = torch.einsum("rkgd,rtkd->rkgt", q[rows].to(self.wide) * spec.scale, k)
+            scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
+            out.append(torch.einsum("rkgt,rtkd->rkgd", scores.softmax(-1), v))
+        return torch.cat(out).reshape(len(qkv), -1).to(self.dtype)
+
+    def swiglu(self, x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+
+def key_slots(rows: Rows, cache: Cache) -> list[np.ndarray]:
+    """int [positions + 1] each: the slots of a row's keys in order of position, its own last."""
+    keys: list[np.ndarray] = []
+    parents, slots = rows.parents.tolist(), rows.slots.tolist()
+    ends = rows.indptr.tolist()
+    for b, (start, end) in enumerate(zip(ends, ends[1:], strict=False)):
+        committed = cache.table[int(rows.tables[b]), : int(rows.context[b])].numpy()
+        for r in range(start, end):
+            if parents[r] >= 0:
+                before = keys[start + parents[r]]
+            elif rows.trail is not None and rows.trail_indptr is not None:
+                trail = rows.trail[int(rows.trail_indptr[r]) : int(rows.trail_indptr[r + 1])].numpy()
+                before = np.concatenate((committed, trail))
+            else:
+                before = committed
+            keys.append(np.append(before, slots[r]))
+    return keys

@@ -1,0 +1,296 @@
+"""The narrow waist: the records that pass between the parts of foretell.
+
+Imports torch only. Notation, project-wide: B requests, N draft nodes, R rows, L rows whose
+logits are wanted, D depth, V vocabulary, H hidden size; p is the target, q the draft. Ragged records
+are packed (CSR): `indptr[b]:indptr[b + 1]` is the share of request b.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+SEED_LIMIT = 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one request is sampled; names and meanings as in vLLM and the OpenAI API. Checked at construction.
+
+    temperature: 0 is greedy. top_k: 0 or -1 keeps all. top_p, min_p: kept mass, kept share of the best
+    token's probability. repetition_penalty acts on prompt and output, presence_penalty and
+    frequency_penalty on output alone. logit_bias: token id -> added logit. seed: None draws one.
+    stop: strings that end the text and are not part of it. stop_token_ids: ids that end it besides the
+    model's own. ignore_eos: go on after the model's own stop ids. min_tokens: no stop id or stop string
+    before this many tokens. logprobs: number of alternatives reported beside each token (0: the token's
+    own alone), log-probabilities of the model before penalties and temperature. draft_tokens: at most
+    this many draft nodes a round for this request; 0 is plain decoding.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    seed: int | None = None
+    max_tokens: int = 256
+    min_tokens: int = 0
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    draft_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number, not {value!r}")
+        for name in ("top_k", "max_tokens", "min_tokens", "seed", "logprobs", "draft_tokens"):
+            value = getattr(self, name)
+            optional = name in ("seed", "logprobs", "draft_tokens")
+            if value is None and optional:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ValueError(f"{name} must be a whole number{' or None' if optional else ''}, not {value!r}")
+            if value < 0:
+                raise ValueError(f"{name} must not be negative, not {value}")
+        if self.temperature < 0:
+            raise ValueError(f"temperature must be 0 (greedy) or more, not {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p must lie between 0 and 1, not {self.min_p}")
+        if self.repetition_penalty <= 0:
+            raise ValueError(f"repetition_penalty must be above 0 (1 is none), not {self.repetition_penalty}")
+        if self.max_tokens < 1:
+            raise ValueError("max_tokens must be at least 1")
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})")
+        if self.seed is not None and self.seed >= SEED_LIMIT:
+            raise ValueError(f"seed must fit in 64 bits (0 to {SEED_LIMIT - 1}), not {self.seed}")
+        if any(not isinstance(s, str) or not s for s in stop):
+            raise ValueError(f"stop must be a non-empty string or a list of them, not {self.stop!r}")
+        if any(isinstance(t, bool) or not isinstance(t, int) for t in self.stop_token_ids):
+            raise ValueError(f"stop_token_ids must be token ids, not {self.stop_token_ids!r}")
+        for token, bias in (self.logit_bias or {}).items():
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise ValueError(f"logit_bias maps token ids to numbers; {token!r} is not a token id")
+            if not isinstance(bias, int | float) or math.isnan(bias) or bias == math.inf:
+                raise ValueError(f"logit_bias of token {token} must be a number below infinity, not {bias!r}")
+
+    @property
+    def penalised(self) -> bool:
+        """Whether the logits depend on the tokens before them beyond the model itself."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+@dataclass(slots=True, eq=False)
+class Seq:
+    """One running request. Written by `engine/commit.py` and the scheduler only."""
+
+    id: int
+    tokens: list[int]  # committed; tokens[-1] is the root, whose K and V are not cached yet
+    prompt_len: int
+    sampling: Sampling
+    seed: int  # 64 bits, always set
+    stop_ids: frozenset[int] = frozenset()  # the model's own and the request's
+    cached: int = 0  # the cache holds tokens[:cached]; cached <= len(tokens) - 1
+    table: int = -1  # this request's line of the cache's slot table; -1 while it holds none
+    rounds: int = 0  # verifications so far
+    counts: Tensor | None = None  # float32 [2, V]: times seen in prompt, in output; only if sampling.penalised
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The laws that sampled nodes were drawn from; only the rule's own `draw` makes q."""
+
+    q: Tensor  # float64 [M, V]  exactly what was sampled from
+    row: Tensor  # int32 [N]     which q; -1: the node was not drawn (a point mass)
+    distinct: bool  # siblings were drawn without replacement, in their order
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """A forest, one tree per request, packed. A chain is a tree."""
+
+    indptr: Tensor  # int32 [B+1]
+    tokens: Tensor  # int64 [N]
+    parents: Tensor  # int32 [N]  index within the request; -1 is the root; parents[i] < i
+    drawn: Drawn | None = None
+
+    @staticmethod
+    def pack(trees: Sequence[tuple[Sequence[int], Sequence[int]]], drawn: Drawn | None = None) -> Drafts:
+        """From one (tokens, parents) pair per request."""
+        indptr = [0]
+        tokens: list[int] = []
+        parents: list[int] = []
+        for tree_tokens, tree_parents in trees:
+            tokens += tree_tokens
+            parents += tree_parents
+            indptr.append(len(tokens))
+        return Drafts(
+            torch.tensor(indptr, dtype=torch.int32),
+            torch.tensor(tokens, dtype=torch.int64),
+            torch.tensor(parents, dtype=torch.int32),
+            drawn,
+        )
+
+    @staticmethod
+    def chains(chains: Sequence[Sequence[int]]) -> Drafts:
+        """One chain of tokens per request (empty: no draft)."""
+        return Drafts.pack([(chain, range(-1, len(chain) - 1)) for chain in chains])
+
+    def trees(self) -> list[tuple[list[int], list[int]]]:
+        """The inverse of `pack`: Python lists for code that walks."""
+        ends, tokens, parents = self.indptr.tolist(), self.tokens.tolist(), self.parents.tolist()
+        return [(tokens[a:b], parents[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a model computes in one pass: one row per query token, packed.
+
+    Row r of request b sees the keys of `positions[r] + 1` tokens in order of position: the first
+    `context[b]` slots of the request's line of the slot table, its trail, then the rows on its own path.
+    """
+
+    indptr: Tensor  # int32 [B+1]
+    tokens: Tensor  # int64 [R]
+    positions: Tensor  # int64 [R]  absolute; siblings share one
+    parents: Tensor  # int32 [R]  row, within the request, it attends through; -1 is the cache only
+    slots: Tensor  # int64 [R]  where its K and V go
+    want: Tensor  # int64 [L]  rows whose logits are needed: for each ready request its root, then its nodes
+    tables: Tensor  # int32 [B]  line of the cache's slot table
+    context: Tensor  # int32 [B]  how many leading entries of that line are visible
+    trail_indptr: Tensor | None = None  # int64 [R+1]  drafters only: what lies between the context and a row of parent
+    trail: Tensor | None = None  # int32 [*]  -1: slots of tokens computed in earlier passes but not committed yet
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Where in which request's stream of noise a token is chosen."""
+
+    seed: Sequence[int]  # [M]
+    position: Sequence[int]  # [M]  absolute position of the token being chosen
+    round: Sequence[int]  # [M]  verification round; ignored by `match`
+    temperature: Sequence[float]  # [M]  0: no noise
+
+
+class Law(Protocol):
+    """The target's law at chosen rows, shaped by the request's sampling. Pure: the same rows, the same answer."""
+
+    def __call__(self, rows: Sequence[int]) -> Tensor:
+        """rows: [M], row of (root, nodes) packed as in `Rows.want` -> [M, V], log p up to a constant per row;
+        -inf where a token cannot be chosen. At temperature 0 the law is a point at the first maximum."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Picks:
+    """What `draw` gives a drafter for each of M rows: k tokens, best first."""
+
+    tokens: Tensor  # int64 [M, k]
+    score: Tensor  # float64 [M, k]  log q
+    q: Tensor | None  # float64 [M, V]  None: point masses
+
+
+class Draw(Protocol):
+    """The half of a rule that a drafter sees."""
+
+    def __call__(self, logits: Tensor, keys: Keys, k: int) -> Picks:
+        """logits: [M, V] of the draft, raw; keys: [M]; k: tokens wanted at each row, all different."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the target makes of the drafts: every round has exactly one token of the target's own at its end."""
+
+    accepted: list[list[int]]  # [B]  node indices within the request along the accepted path
+    next_token: list[int]  # [B]  the target's own token after them
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a model's forward returns."""
+
+    logits: Tensor  # [L, V]  of rows.want, raw
+    taps: Mapping[int, Tensor] = field(default_factory=dict)  # layer -> [R, H], the input of that layer
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Handed to the drafter after every target forward, prompt chunks included."""
+
+    seqs: Sequence[Seq]  # in the order of rows; already committed
+    rows: Rows
+    kept: Sequence[Sequence[int]]  # [B]  rows, within the request, that became committed, in path order
+    taps: Mapping[int, Tensor]  # layer -> [R, H]
+    logits: Tensor  # [L, V]  of rows.want, raw
+
+
+class Room(Protocol):
+    """What the scheduler sees of the cache."""
+
+    @property
+    def available(self) -> int:
+        """Slots that `reserve` could hand out now."""
+        ...
+
+    def admit(self, seq: Seq) -> bool:
+        """Give the request a line of the slot table and what of its tokens is cached already; False: none is free."""
+        ...
+
+    def reserve(self, seq: Seq, n: int) -> bool:
+        """Hold n slots beyond `seq.cached` for the step that comes; False: there are too few, nothing changed."""
+        ...
+
+    def release(self, seq: Seq) -> None:
+        """Give back all the request holds; `seq.cached` is 0 after it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who takes part in a step. Slots for `chunks[i] + budgets[i]` rows of `seqs[i]` are reserved."""
+
+    seqs: Sequence[Seq]  # in the order of the rows
+    chunks: Sequence[int]  # uncached tokens of each to compute
+    budgets: Sequence[int]  # draft nodes at most; 0 where the chunk does not end at the root
+    admitted: Sequence[Seq] = ()
+    preempted: Sequence[Seq] = ()
+
+    @property
+    def ready(self) -> list[int]:
+        """Indices of the requests whose root is among the rows: they are verified in this step."""
+        return [i for i, seq in enumerate(self.seqs) if seq.cached + self.chunks[i] == len(seq.tokens)]
+
+
+class Planner(Protocol):
+    """Decides how much to draft, from earlier rounds only."""
+
+    def budgets(self, seqs: Sequence[Seq]) -> list[int]:
+        """How many draft nodes each request may have in this step."""
+        ...
+
+    def observe(self, seqs: Sequence[Seq], drafts: Drafts, verdict: Verdict) -> None:
+        """seqs: those verified, in the order of drafts and verdict."""
+        ...
