@@ -2,7 +2,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
-.PHONY: run test test-slow lint format clean
+.PHONY: run test test-identity format clean
 
 run: $(VENV)/installed  ## install, fetch the default model, stream an answer and compare with plain decoding
 	$(BIN)/foretell generate --chat "List the numbers from one to twenty in words, then repeat the list." --max-tokens 128 --temperature 0 --compare
@@ -13,8 +13,9 @@ test: $(VENV)/tests  ## everything but the slow tests
 	$(BIN)/mypy
 	$(BIN)/pytest -m "not slow"
 
-test-slow: $(VENV)/tests  ## minutes on the real model: identity over Spec-Bench prompts
-	$(BIN)/pytest -m slow
+SPEC_BENCH ?=
+test-identity: $(VENV)/tests  ## a quarter of an hour: bit-identity over 60 Spec-Bench questions; SPEC_BENCH=question.jsonl
+	SPEC_BENCH="$(SPEC_BENCH)" $(BIN)/pytest -m slow tests/engine/test_identity.py
 
 format: $(VENV)/tests
 	$(BIN)/ruff check --fix .

@@ -59,15 +59,13 @@ class PrefixPages:
         for first in range(start, len(tokens) - PAGE + 1, PAGE):
             start = first + PAGE
             key = (before, tuple(tokens[first:start]))
-            page = self._pages.get(key)
-            if page is None:
-                self._numbers += 1
-                page = Page(self._numbers, key, list(slots[first:start]))
-                self._pages[key] = page
-            else:
+            if key in self._pages:
                 returned += slots[first:start]
-            used.append(page)
-            before = page.number
+            else:
+                self._numbers += 1
+                self._pages[key] = Page(self._numbers, key, list(slots[first:start]))
+            used.append(self._pages[key])
+            before = used[-1].number
         returned += slots[start:]
         for page in reversed(used):  # the far end becomes the oldest
             if page.users == 0:

@@ -82,7 +82,8 @@ class GgufFile:
             return torch.from_numpy(raw).view(_PLAIN[info.kind]).view(info.shape)
         rows = raw.reshape(gguf.quant_shape_to_byte_shape(info.shape, info.kind))
         try:
-            return torch.from_numpy(gguf.quants.dequantize(rows, info.kind)).view(info.shape)
+            with np.errstate(all="ignore"):  # a damaged scale gives infinities, not warnings
+                return torch.from_numpy(gguf.quants.dequantize(rows, info.kind)).view(info.shape)
         except NotImplementedError as error:
             raise ValueError(f"{self.path}: tensor {name} has type {info.kind.name}, which is not supported") from error
 

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from foretell.paths import cache_folder
+
 Progress = Callable[[str], None]
 
 _BLOCK = 1 << 20
@@ -55,14 +57,6 @@ BUILTIN = {
         description="SmolLM2 135M Instruct by Hugging Face, 4-bit weights, context 8192",
     )
 }
-
-
-def cache_folder() -> Path:
-    """Where built-in models are kept: $FORETELL_CACHE, $XDG_CACHE_HOME/foretell or ~/.cache/foretell."""
-    own, shared = os.environ.get("FORETELL_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    if own:
-        return Path(own).expanduser()
-    return (Path(shared) if shared else Path.home() / ".cache") / "foretell"
 
 
 def resolve(model: str | Path, progress: Progress | None = None) -> Path:

@@ -122,7 +122,8 @@ def _open_folder(folder: Path) -> Checkpoint:
     hf_config = read_json(source)
     stop_ids = _folder_stop_ids(folder, hf_config)
     if architecture_of(hf_config) not in SUPPORTED:
-        return Checkpoint(folder, None, hf_config, stop_ids, None, {}, {}.__getitem__)
+        none: dict[str, Tensor] = {}
+        return Checkpoint(folder, None, hf_config, stop_ids, None, {}, none.__getitem__)
     if hf_config.get("quantization_config"):
         raise ValueError(f"{source}: quantised folders are not supported, use the original weights or a .gguf file")
     try:

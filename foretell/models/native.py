@@ -67,6 +67,7 @@ class NativeOps:
         self.pool = pool or Pool(threads)
         self._pool = self.pool.pointer
         self._buffers: dict[str, Tensor] = {}
+        self._views: dict[tuple[str, int], Tensor] = {}  # of the buffers; slicing costs more than a lookup
         self._rows: Rows
         self._count = 0
         self._where: tuple[int, ...] = ()  # pointers for rope_write: positions, slots
@@ -86,12 +87,10 @@ class NativeOps:
         return values.to(self.cache_dtype).float().contiguous()
 
     def start(self, rows: Rows, cache: Cache) -> None:
-        count, requests = len(rows.tokens), len(rows.tables)
+        count, requests = rows.tokens.numel(), rows.tables.numel()
         owner = self._buffer("owner", count, 1, torch.int32)
         starts = self._buffer("starts", count + 1, 1, torch.int64)
-        trail = (None, None)
-        if rows.trail is not None and rows.trail_indptr is not None:
-            trail = (rows.trail_indptr.data_ptr(), rows.trail.data_ptr())
+        trail = [None if part is None else part.data_ptr() for part in (rows.trail_indptr, rows.trail)]
         fixed = (rows.indptr.data_ptr(), requests, rows.parents.data_ptr(), rows.slots.data_ptr(), *trail)
         total = self._lib.ft_paths(*fixed, owner.data_ptr(), starts.data_ptr(), None)
         path = self._buffer("path", total, 1, torch.int32)
@@ -195,8 +194,11 @@ class NativeOps:
 
     def _buffer(self, name: str, rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """[rows, width], contents undefined; the same memory at the next call with this name."""
-        buffer = self._buffers.get(name)
-        if buffer is None or len(buffer) < rows:
-            buffer = torch.empty(max(rows, 32), width, dtype=dtype)
-            self._buffers[name] = buffer
-        return buffer[:rows]
+        view = self._views.get((name, rows))
+        if view is None:
+            buffer = self._buffers.get(name)
+            if buffer is None or buffer.shape[0] < rows:
+                buffer = self._buffers[name] = torch.empty(max(rows, 32), width, dtype=dtype)
+                self._views = {key: old for key, old in self._views.items() if key[0] != name}
+            view = self._views[name, rows] = buffer[:rows]
+        return view

@@ -1,8 +1,9 @@
 """The operations of a decoder layer, and their PyTorch version: any dtype, any machine, the reference of the others.
 
 Both versions keep one promise: the result at a row depends on that row's own path alone, bit for bit, not on the rows
-computed with it. PyTorch's matrix products choose another order of summation for another number of rows, so here they
-always see `ROWS` rows, padded; attention gathers each row's keys in order of position (design, section 3).
+computed with it. PyTorch's matrix products choose another order of summation for another shape, so here every product
+has one shape, whatever is computed: linear layers see `ROWS` rows, padded; attention gathers each row's keys in order
+of position (design, section 3) and works through them in tiles of `KEYS`, whose sums are then added in order.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from torch import Tensor
 from foretell.kv.cache import Cache, Plane
 from foretell.types import Rows
 
-ROWS = 16  # rows of every product of reduced precision
-KEYS = 64  # keys are padded to a multiple of this
+ROWS = 16  # rows of every product with a weight
+KEYS = 64  # keys of every product of attention
+ELEMENTS = 32767  # PyTorch cuts larger elementwise work between threads, anywhere, and treats the elements at a cut apart
 
 
 class Ops(Protocol):
@@ -94,6 +96,7 @@ class TorchOps:
         padded = np.zeros((len(keys), width), dtype=np.int64)
         for line, slots in zip(padded, keys, strict=True):
             line[: len(slots)] = slots
+            line[len(slots) :] = slots[-1]  # a slot that was written: what is not could hold NaN, which no mask hides
         self._keys = torch.from_numpy(padded)  # [R, T]
 
     def embed(self, weight: object, tokens: Tensor) -> Tensor:
@@ -102,12 +105,9 @@ class TorchOps:
 
     def linear(self, x: Tensor, weight: object, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         assert isinstance(weight, Tensor)
-        if self.dtype == torch.float64:
-            out = F.linear(x, weight, bias)
-        else:
-            rows = x.shape[0]
-            padded = F.pad(x, (0, 0, 0, -rows % ROWS))
-            out = torch.cat([F.linear(part, weight, bias) for part in padded.split(ROWS)])[:rows]
+        rows = x.shape[0]
+        padded = F.pad(x, (0, 0, 0, -rows % ROWS))
+        out = torch.cat([F.linear(part, weight, bias) for part in torch.split(padded, ROWS)])[:rows]
         return out if residual is None else out + residual
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -130,25 +130,31 @@ class TorchOps:
         plane.v[layer][rows.slots] = parts[:, spec.heads + spec.kv_heads :]
 
     def attend(self, qkv: Tensor, layer: int, plane: Plane, spec: AttentionSpec) -> Tensor:
-        q = qkv[:, : spec.heads * spec.dim].view(len(qkv), spec.kv_heads, -1, spec.dim)
-        time = torch.arange(self._keys.shape[1])
+        q = qkv[:, : spec.heads * spec.dim].view(len(qkv), spec.kv_heads, 1, -1, spec.dim).to(self.wide) * spec.scale
+        width = self._keys.shape[1]
+        time = torch.arange(width)
         out = []
         for part in range(0, len(qkv), ROWS):  # bounds the memory of the gathered keys
             rows = slice(part, part + ROWS)
-            k = plane.k[layer][self._keys[rows]].to(self.wide)  # [r, T, kv, dim]
-            v = plane.v[layer][self._keys[rows]].to(self.wide)
+            k, v = (self._tiles(cached[layer], self._keys[rows]) for cached in (plane.k, plane.v))
             length = self._lengths[rows, None]
             visible = time < length
             if spec.window:
                 visible &= time >= length - spec.window
-            scores = torch.einsum("rkgd,rtkd->rkgt", q[rows].to(self.wide) * spec.scale, k)
-            scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
-            out.append(torch.einsum("rkgt,rtkd->rkgd", scores.softmax(-1), v))
+            scores = (q[rows] @ k.transpose(-1, -2)).transpose(2, 3)  # [r, kv, group, tiles, KEYS]
+            flat = scores.flatten(3).masked_fill(~visible[:, None, None], float("-inf")).softmax(-1)
+            out.append((flat.view(scores.shape).transpose(2, 3) @ v).sum(2))  # [r, kv, group, dim]
         return torch.cat(out).reshape(len(qkv), -1).to(self.dtype)
+
+    def _tiles(self, cached: Tensor, keys: Tensor) -> Tensor:
+        """cached: [slots, kv, dim]; keys: [r, T] -> [r, kv, T / KEYS, KEYS, dim]."""
+        rows, width = keys.shape
+        gathered = cached[keys].to(self.wide).view(rows, width // KEYS, KEYS, *cached.shape[1:])
+        return gathered.permute(0, 3, 1, 2, 4).contiguous()
 
     def swiglu(self, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return torch.cat([F.silu(part) for part in torch.split(gate, max(1, ELEMENTS // gate.shape[1]))]) * up
 
 
 def key_slots(rows: Rows, cache: Cache) -> list[np.ndarray]:

