@@ -16,16 +16,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from foretell.sampling.noise import CHUNK, Array
 from foretell.types import Drafts, Seq
 
-Array = NDArray[Any]
 HEAD = 1024  # tokens sorted first when looking for the nucleus
 
 
@@ -46,17 +44,14 @@ class Shaper:
 
     def __call__(self, rows: Sequence[int]) -> Tensor:
         """rows: [M] -> float64 [M, V] on the CPU, log p up to a constant, the largest entry 0."""
-        wanted = self.logits[list(rows)]
-        if wanted.dtype is not torch.float64:
-            wanted = wanted.float()
-        raw: Array = wanted.numpy(force=True)
-        out = np.empty(raw.shape)
-        for row, logits, law in zip(rows, raw, out, strict=True):
+        out = np.empty((len(rows), self.logits.shape[-1]))
+        for row, x in zip(rows, out, strict=True):
             b = bisect_right(self.roots, row) - 1
             seq = self.seqs[b]
+            widen(self.logits[row], x)
             if bends(seq):
-                logits = adjust(logits, seq, self.path(b, row - self.roots[b] - 1))
-            shape(logits, seq, law)
+                adjust(x, seq, self.path(b, row - self.roots[b] - 1))
+            shape(x, seq)
         return torch.from_numpy(out)
 
     def path(self, b: int, node: int) -> list[int]:
@@ -75,13 +70,13 @@ def bends(seq: Seq) -> bool:
     return bool(sampling.logit_bias) or sampling.penalised or seq.generated < sampling.min_tokens
 
 
-def adjust(logits: Array, seq: Seq, path: Sequence[int]) -> Array:
-    """[V] raw -> float64 [V] with bias, penalties and min_tokens; path: the draft tokens before the chosen one."""
+def adjust(x: Array, seq: Seq, path: Sequence[int]) -> None:
+    """In place, float64 [V] raw: bias, penalties and min_tokens; path: the draft tokens before the chosen one."""
     sampling = seq.sampling
-    x = logits.astype(np.float64)
     if sampling.logit_bias:
         x[list(sampling.logit_bias)] += np.array(list(sampling.logit_bias.values()), dtype=np.float64)
-    if seq.counts is not None and sampling.penalised:
+    if sampling.penalised:
+        assert seq.counts is not None, "a request with penalties counts its tokens"
         counts: Array = seq.counts.numpy(force=True)
         output = counts[1].astype(np.float64)
         np.add.at(output, list(path), 1.0)
@@ -93,54 +88,54 @@ def adjust(logits: Array, seq: Seq, path: Sequence[int]) -> Array:
         x -= sampling.presence_penalty * (output > 0)
     if seq.generated + len(path) < sampling.min_tokens:
         x[list(seq.stop_ids)] = -math.inf
-    return x
 
 
-def shape(logits: Array, seq: Seq, law: Array) -> None:
-    """logits: [V] after `adjust`; writes law: float64 [V], log p up to a constant with largest entry 0."""
+def shape(x: Array, seq: Seq) -> None:
+    """In place, float64 [V]: after `adjust` -> log p up to a constant with largest entry 0."""
     sampling = seq.sampling
-    best = int(logits.argmax())  # the first maximum; the first NaN if there is one
-    law[:] = logits
-    if not math.isfinite(law[best]):
-        best = ending(logits, seq)
-        point(law, best)
+    best = int(x.argmax())  # the first maximum; the first NaN if there is one
+    if not math.isfinite(x[best]):
+        point(x, ending(x, seq))
     elif sampling.temperature == 0:
-        point(law, best)
+        point(x, best)
     else:
-        soften(law, sampling.temperature)
+        soften(x, sampling.temperature)
         if sampling.min_p > 0:
-            law[law < math.log(sampling.min_p)] = -math.inf
-        if 0 < sampling.top_k < law.size:
-            law[~best_mask(law, sampling.top_k)] = -math.inf
+            x[x < math.log(sampling.min_p)] = -math.inf
+        if 0 < sampling.top_k < x.size:
+            x[~best_mask(x, sampling.top_k)] = -math.inf
         if sampling.top_p < 1:
-            law[~best_mask(law, nucleus_size(law[law > -math.inf], sampling.top_p))] = -math.inf
+            cut = sampling.min_p > 0 or sampling.top_k > 0
+            alive: Array | slice = np.flatnonzero(x > -math.inf) if cut else slice(None)
+            rest = x[alive]
+            rest[~best_mask(rest, nucleus_size(rest, sampling.top_p))] = -math.inf
+            x[alive] = rest
 
 
-def point(law: Array, token: int) -> None:
-    """Make law, float64 [V], the point mass at token."""
-    law[:] = -math.inf
-    law[token] = 0.0
+def point(x: Array, token: int) -> None:
+    """Make x, float64 [V], the point mass at token."""
+    x[:] = -math.inf
+    x[token] = 0.0
 
 
-def ending(logits: Array, seq: Seq) -> int:
+def ending(x: Array, seq: Seq) -> int:
     """The token of a row in which none can be chosen: the lowest stop id, if the request's own wishes left nothing."""
     asked = seq.sampling.logit_bias or seq.generated < seq.sampling.min_tokens
-    if np.isneginf(logits).all() and asked and seq.stop_ids:
+    if np.isneginf(x).all() and asked and seq.stop_ids:
         return min(seq.stop_ids)
     raise FloatingPointError(
         f"request {seq.id}: no token can be chosen, for the model's logits are NaN, infinite or all forbidden"
     )
 
 
-def soften(x: Array, temperature: float) -> Array:
-    """In place: float64 [V] with a finite maximum, raw -> divided by temperature, shifted to a largest entry of 0.
+def soften(x: Array, temperature: float) -> None:
+    """In place, float64 [V] with a finite maximum: divided by temperature, shifted to a largest entry of 0.
 
     The shift comes first: no temperature above 0 can overflow, and target and draft of equal logits stay equal.
     """
     x -= x.max()
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf
         x /= temperature
-    return x
 
 
 def softmax(x: Array) -> Array:
@@ -152,15 +147,25 @@ def softmax(x: Array) -> Array:
     return p
 
 
+def widen(row: Tensor, out: Array) -> None:
+    """row: [V] of any dtype and device, copied into out: float64 [V]."""
+    for part, source in zip(torch.split(torch.from_numpy(out), CHUNK), torch.split(row.cpu(), CHUNK), strict=True):
+        part.copy_(source)
+
+
 def exp(x: Array) -> Array:
-    """float64 [V] -> float64 [V]; torch's is twice as fast as numpy's and raises no warnings."""
-    e: Array = torch.from_numpy(x).exp().numpy()
-    return e
+    """float64 [n] -> float64 [n]; torch's is faster than numpy's."""
+    result = x.copy()
+    for part in torch.split(torch.from_numpy(result), CHUNK):
+        part.exp_()
+    return result
 
 
 def log(x: Array) -> Array:
-    """float64 [V] -> float64 [V], -inf at 0, without a warning."""
-    result: Array = torch.from_numpy(x).log().numpy()
+    """float64 [n] -> float64 [n], -inf at 0."""
+    result = x.copy()
+    for part in torch.split(torch.from_numpy(result), CHUNK):
+        part.log_()
     return result
 
 
@@ -203,9 +208,11 @@ def top_logprobs(logits: Tensor, token: int, n: int) -> tuple[float, list[tuple[
 
     Computed in float64, reported as float32. The model's own law: before penalties and temperature.
     """
-    row: Array = logits.double().numpy(force=True)
-    x = soften(row.copy(), 1.0)
+    raw = np.empty(logits.shape)
+    widen(logits, raw)
+    x = raw.copy()
+    soften(x, 1.0)
     x -= math.log(exp(x).sum())
     x = x.astype(np.float32)
     # ordered by the logits: rounding to float32 must not make ties that were none
-    return float(x[token]), [(int(i), float(x[i])) for i in best_ids(row, min(n, row.size))] if n else []
+    return float(x[token]), [(int(i), float(x[i])) for i in best_ids(raw, min(n, raw.size))] if n else []

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from foretell.sampling.noise import Purpose, gumbel
+from foretell.sampling.noise import Array, Purpose, gumbel
 from foretell.types import Drafts, Keys, Law, Picks, Verdict
-from foretell.verify.rule import ROOT, Array, Tree, Walk, drive, pick, plant
+from foretell.verify.rule import ROOT, Tree, Walk, drive, pick, plant
 
 NOISE_BYTES = 64 << 20
 

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from foretell.sampling.noise import Array
 from foretell.types import Drafts, Keys, Law, Picks, Verdict
 from foretell.verify.rule import (
     ROOT,
-    Array,
     Coins,
     Tree,
     Walk,

@@ -15,14 +15,12 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from foretell.sampling.noise import Purpose, gumbel, uniform
-from foretell.sampling.shape import best_ids, exp, log, soften, softmax
+from foretell.sampling.noise import Array, Purpose, gumbel, uniform
+from foretell.sampling.shape import best_ids, exp, log, soften, softmax, widen
 from foretell.types import Drafts, Keys, Law, Picks, Verdict
 
-Array = NDArray[Any]  # [V] of float64, or of Fraction in the tests
 Walk = Generator[int, Array, tuple[list[int], int]]
 ROOT = -1
 
@@ -173,12 +171,13 @@ def pick(logits: Tensor, keys: Keys, k: int, noise: Callable[[int, int, int, int
     m, n = logits.shape
     if k > n:
         raise ValueError(f"{k} different tokens cannot be drawn from a vocabulary of {n}")
-    raw: Array = logits.double().numpy(force=True)
+    x = np.empty(n)
     tokens, score = np.empty((m, k), dtype=np.int64), np.empty((m, k))
     q = np.zeros((m, n)) if keep else None
     keyed = zip(keys.seed, keys.position, keys.round, keys.temperature, strict=True)
     for i, (seed, position, round, temperature) in enumerate(keyed):
-        x = soften(raw[i].copy(), temperature or 1.0)
+        widen(logits[i], x)
+        soften(x, temperature or 1.0)
         mass = exp(x)
         total = mass.sum()
         if temperature == 0:

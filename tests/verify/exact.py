@@ -187,7 +187,9 @@ def inverse(weights: Array, cell: int, m: int) -> int:
     raise AssertionError("unreachable")
 
 
-def grow(oracle: Oracle, q: Model, widths: Sequence[int], draw: Draw, stop: Callable[[Path], bool] | None = None) -> Tree:
+def grow(
+    oracle: Oracle, q: Model, widths: Sequence[int], draw: Draw, stop: Callable[[Path], bool] | None = None
+) -> Tree:
     """Every node gets widths[depth] children from its own law; stop: no children below that path."""
     grower = Grower(draw is draw_distinct)
     level: list[tuple[int, Path]] = [(-1, ())]

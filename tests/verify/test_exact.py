@@ -51,7 +51,9 @@ def test_chains(seed: int, vocab: int, gamma: int, walk: type) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("draw", [draw_iid, draw_distinct])
-@pytest.mark.parametrize(("vocab", "widths"), [(2, [2]), (3, [2]), (3, [3]), (5, [2]), (4, [3]), (2, [2, 2]), (3, [2, 1])])
+@pytest.mark.parametrize(
+    ("vocab", "widths"), [(2, [2]), (3, [2]), (3, [3]), (5, [2]), (4, [3]), (2, [2, 2]), (3, [2, 1])]
+)
 def test_siblings_and_trees(seed: int, draw: Draw, vocab: int, widths: list[int]) -> None:
     p, q = models(seed, vocab)
 
