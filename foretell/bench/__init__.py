@@ -1,0 +1,1 @@
+"""Measurements of a loaded model: every comparison is of runs that alternate within one process."""

@@ -1,0 +1,99 @@
+"""What the target's forward costs: by its number of rows, and as a share of a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from foretell.engine.llm import LLM
+from foretell.kv.cache import Cache
+from foretell.models.base import Target
+from foretell.types import Output, Rows, Sampling, Seq
+
+CHUNK = 256  # rows of one pass while the context is filled
+
+
+class TimedTarget:
+    """A target that keeps the time of its forwards; the engine under it is the one that users run."""
+
+    def __init__(self, target: Target) -> None:
+        self.target, self.seconds = target, 0.0
+        self.vocab_size, self.max_context, self.stop_ids = target.vocab_size, target.max_context, target.stop_ids
+        self.exact, self.backend = target.exact, target.backend
+
+    def attach(self, cache: Cache, plane: str) -> None:
+        self.target.attach(cache, plane)
+
+    def kv_bytes(self) -> int:
+        return self.target.kv_bytes()
+
+    def forward(self, rows: Rows, cache: Cache, *, taps: Collection[int] = ()) -> Output:
+        started = time.perf_counter()
+        out = self.target.forward(rows, cache, taps=taps)
+        self.seconds += time.perf_counter() - started
+        return out
+
+
+@contextmanager
+def timed(llm: LLM) -> Iterator[TimedTarget]:
+    """Time the engine's forwards while inside."""
+    target = TimedTarget(llm.engine.target)
+    llm.engine.target = target
+    try:
+        yield target
+    finally:
+        llm.engine.target = target.target
+
+
+@torch.inference_mode()
+def row_times(llm: LLM, sizes: Sequence[int], *, context: int, repetitions: int) -> dict[int, list[float]]:
+    """Seconds of forwards over that many rows, a chain behind `context` tokens. No request may be running.
+
+    The context is computed once: a further call finds it in the prefix cache.
+    """
+    cache, target = llm.engine.cache, llm.target
+    context = max(1, min(context, llm.max_context - max(sizes)))
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(target.vocab_size, (context + max(sizes),), generator=generator).tolist()
+    seq = Seq(-1, tokens, len(tokens), Sampling(), seed=0)
+    if not cache.admit(seq):
+        raise RuntimeError("the cache has no free line: a request is still running")
+    times: dict[int, list[float]] = {size: [] for size in sizes}
+    try:
+        while seq.cached < context:
+            size = min(CHUNK, context - seq.cached)
+            _forward(llm, seq, size)
+            cache.commit(seq, range(size))
+        for repetition in range(repetitions + 1):
+            for size in sizes:
+                seconds = _forward(llm, seq, size)
+                cache.commit(seq, ())
+                if repetition:  # the first round warms up
+                    times[size].append(seconds)
+    finally:
+        cache.release(seq)
+    return times
+
+
+def _forward(llm: LLM, seq: Seq, size: int) -> float:
+    """Compute the next `size` tokens of the request on slots reserved here; returns the forward's seconds."""
+    cache = llm.engine.cache
+    if not cache.reserve(seq, size):
+        raise RuntimeError(f"the cache has no {size} free slots: a request is still running")
+    first = seq.cached
+    rows = Rows(
+        indptr=torch.tensor([0, size], dtype=torch.int32),
+        tokens=torch.tensor(seq.tokens[first : first + size]),
+        positions=torch.arange(first, first + size),
+        parents=torch.arange(-1, size - 1, dtype=torch.int32),
+        slots=torch.tensor(cache.reserved(seq)),
+        want=torch.arange(size),
+        tables=torch.tensor([seq.table], dtype=torch.int32),
+        context=torch.tensor([first], dtype=torch.int32),
+    )
+    started = time.perf_counter()
+    llm.target.forward(rows, cache)
+    return time.perf_counter() - started
