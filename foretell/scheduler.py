@@ -49,11 +49,15 @@ class Scheduler:
         order = [seq for seq in self.running if seq.id in chunks]
         decoding = [seq for seq in order if seq.cached + chunks[seq.id] == len(seq.tokens)]
         budgets = dict(zip((s.id for s in decoding), planner.budgets(decoding), strict=True))
+        spare = self.room.available - sum(chunks[seq.id] for seq in order)
+        for seq in decoding:  # drafts have what the tokens themselves leave, so no one is preempted for a draft
+            budgets[seq.id] = max(0, min(budgets[seq.id], spare))
+            spare -= budgets[seq.id]
         reserved: list[Seq] = []
         for seq in order:
             if seq not in self.running:  # gave up its place to an earlier one
                 continue
-            while not self._reserve(seq, chunks, budgets):
+            while not self.room.reserve(seq, chunks[seq.id] + budgets.get(seq.id, 0)):
                 last = self.running[-1]
                 if last is seq and len(self.running) == 1:
                     raise MemoryError(f"request {seq.id} needs more slots than the cache has")
@@ -97,10 +101,3 @@ class Scheduler:
                 chunks[seq.id] = chunk
                 left -= chunk
         return chunks
-
-    def _reserve(self, seq: Seq, chunks: dict[int, int], budgets: dict[int, int]) -> bool:
-        budget = budgets.get(seq.id, 0)
-        if self.room.reserve(seq, chunks[seq.id] + budget):
-            return True
-        budgets[seq.id] = 0
-        return budget > 0 and self.room.reserve(seq, chunks[seq.id])

@@ -14,17 +14,17 @@ ROOT = Path(foretell.__file__).parent
 ENGINE = ("engine.llm", "engine.request", "engine.stats")  # what of the engine those above it may see
 ALLOWED: dict[str, tuple[str, ...]] = {
     "types": (),
-    "paths": (),
-    "kernels": ("paths",),
+    "machine": (),
+    "kernels": ("machine",),
     "kv": ("types",),
     "sampling": ("types",),
     "verify": ("sampling", "types"),
     "scheduler": ("types",),
     "planner": ("types",),
-    "models": ("kernels", "kv", "types", "paths"),
+    "models": ("kernels", "kv", "machine", "types"),
     "drafters": ("models", "kv", "types"),
-    "engine": ("scheduler", "planner", "drafters", "verify", "sampling", "kv", "models", "types"),
-    "bench": (*ENGINE, "models", "kv", "types"),
+    "engine": ("machine", "scheduler", "planner", "drafters", "verify", "sampling", "kv", "models", "types"),
+    "bench": (*ENGINE, "machine", "models", "kv", "types"),
     "cli": ("bench", *ENGINE, "drafters", "verify", "models", "types"),
     "__init__": (*ENGINE, "drafters", "types"),
 }

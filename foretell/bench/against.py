@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+
+from foretell.machine import cores
 
 
 class Other(Protocol):
@@ -39,7 +40,7 @@ class Transformers:
                 model = library.AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, **extra)
         except Exception as error:  # whatever it is, the comparison cannot be had
             raise ValueError(f"transformers cannot load {path}: {error}") from error
-        torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(threads or cores())
         self._library, self._model = library, model.eval()
 
     @torch.inference_mode()

@@ -7,7 +7,6 @@ reported, with ratios of those. Speeds are of decoding: tokens after the first r
 
 from __future__ import annotations
 
-import os
 import platform
 import statistics
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from foretell.bench.prompts import encoded
 from foretell.bench.run import Run, fresh_rule, warm_up
 from foretell.engine.llm import LLM
 from foretell.engine.stats import Stats
+from foretell.machine import cores
 from foretell.types import Sampling
 
 ROWS = (1, 4, 8, 16, 32)
@@ -156,7 +156,7 @@ def decode(
     bench.run(progress)
     seconds = {size: statistics.median(times) for size, times in bench.row_s.items()}
     return {
-        "machine": {"processor": processor(), "cores": len(os.sched_getaffinity(0))},
+        "machine": {"processor": processor(), "cores": cores()},
         "settings": asdict(settings),
         "prompts": [bench.row(result) for result in bench.results],
         "total": bench.total(),

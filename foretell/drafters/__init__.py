@@ -22,7 +22,9 @@ class Parts:
 
 def _model(parts: Parts) -> Drafter:
     if parts.draft_model is None:
-        raise ValueError("drafter 'model' needs draft_model: the name or path of a smaller model of the same vocabulary")
+        raise ValueError(
+            "drafter 'model' needs draft_model: the name or path of a smaller model of the same vocabulary"
+        )
     return ModelDrafter(parts.draft_model, parts.target.vocab_size, vocabulary=parts.vocabulary)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foretell.kv.cache import Cache
-from foretell.types import Draw, Drafts, Seen, Seq
+from foretell.types import Drafts, Draw, Seen, Seq
 
 
 class Drafter:

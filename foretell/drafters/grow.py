@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from foretell.types import Draw, Drafts, Drawn, Keys, Seq
+from foretell.types import Drafts, Draw, Drawn, Keys, Seq
 
 ROOT = -1
 

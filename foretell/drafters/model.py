@@ -17,7 +17,7 @@ from foretell.drafters.base import Drafter
 from foretell.drafters.grow import Forest, Growth
 from foretell.kv.cache import Cache
 from foretell.models.base import Target
-from foretell.types import Draw, Drafts, Rows, Seq
+from foretell.types import Drafts, Draw, Rows, Seq
 
 CHUNK = 256  # rows of one catching-up pass: bounds the memory of a long prompt
 PLANE = "draft"

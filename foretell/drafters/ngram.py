@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foretell.drafters.base import Drafter
-from foretell.types import Draw, Drafts, Seq
+from foretell.types import Drafts, Draw, Seq
 
 Index = dict[tuple[int, ...], int]  # n-gram -> position after its latest occurrence
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,8 +15,8 @@ from foretell.drafters.base import Drafter
 from foretell.engine.loop import Engine
 from foretell.engine.request import Completion, Event, Request
 from foretell.kv.cache import Cache
+from foretell.machine import free_memory
 from foretell.models.open import Opened, open_model
-from foretell.models.text import Text
 from foretell.planner.fixed import FixedPlanner
 from foretell.types import Sampling, Seq
 from foretell.verify import rule as make_rule
@@ -91,14 +90,16 @@ class LLM:
         requests = [self._request(p, s) for p, s in zip(many, _samplings(sampling, len(many)), strict=True)]
         return self._run(requests)
 
-    def chat(self, conversations: Sequence[Message] | Sequence[Sequence[Message]], sampling: Samplings = None) -> list[Completion]:
+    def chat(
+        self, conversations: Sequence[Message] | Sequence[Sequence[Message]], sampling: Samplings = None
+    ) -> list[Completion]:
         """Answer one conversation (OpenAI-style messages) or several, by the model's own chat template."""
         single = bool(conversations) and isinstance(conversations[0], Mapping)
         many: Sequence[Any] = [conversations] if single else conversations
         return self.generate([self.encode_chat(messages) for messages in many], sampling)
 
     def stream(self, prompt: Prompt, sampling: Sampling | None = None) -> Iterator[Event]:
-        """Complete one prompt, piece by piece; the last event has a finish_reason. Closing the iterator ends the request."""
+        """Complete one prompt, piece by piece; the last event has a finish_reason. Closing it ends the request."""
         request = self._request(prompt, sampling or Sampling())
         return self._stream(request)
 
@@ -214,8 +215,7 @@ def _vocabulary(opened: Opened) -> int:
 
 def _slots(bytes_per_token: int, max_context: int, max_batch: int) -> int:
     """Slots of the pool: every place at full length if a quarter of the free memory holds that, one at least."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(max_batch * max_context, max(max_context, free // 4 // bytes_per_token))
+    return min(max_batch * max_context, max(max_context, free_memory() // 4 // bytes_per_token))
 
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -236,5 +236,3 @@ def _samplings(sampling: Samplings, count: int) -> list[Sampling]:
     if len(each) != count:
         raise ValueError(f"{len(each)} samplings were given for {count} prompts: give one, or one for each")
     return each
-
-

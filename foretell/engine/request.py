@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foretell.engine.stats import Stats
@@ -85,22 +84,23 @@ class Request:
         return self.finish_reason is None
 
     def flush(self) -> None:
-        """Put what became certain into the outbox: text that no stop string can still take back, and its tokens."""
+        """Put what became certain into the outbox: text that no stop string can still take back, and its tokens.
+        Tokens without text of their own wait for the text that follows: a stop string there takes them with it."""
         if self.finish_reason is None:
             certain = len(self._text) - self._held_back()
             count = self._sent_tokens
             while count < len(self._tokens) and self._ends[count] <= certain:
                 count += 1
             if self._detokenizer:
-                certain = min(certain, self._ends[count - 1] if count else 0)
+                while count > self._sent_tokens and self._end(count) == self._end(count - 1):
+                    count -= 1
+                certain = min(certain, self._end(count))
         else:
             certain, count = len(self._text), len(self._tokens)
         sent, self._sent_tokens = self._sent_tokens, count
         piece, self._sent_text = self._text[self._sent_text : certain], certain
         if count > sent or piece or self.finish_reason is not None:
-            self.outbox.append(
-                Event(piece, self._tokens[sent:count], self._drafted[sent:count], self.finish_reason)
-            )
+            self.outbox.append(Event(piece, self._tokens[sent:count], self._drafted[sent:count], self.finish_reason))
 
     def abort(self) -> None:
         if self.finish_reason is None:
@@ -140,6 +140,10 @@ class Request:
             self.finish_reason = reason
             self.stats.emitted = len(self._tokens)
 
+    def _end(self, count: int) -> int:
+        """Length of the text of the first `count` tokens."""
+        return self._ends[count - 1] if count else 0
+
     def _held_back(self) -> int:
         """Length of the longest end of the text that begins a stop string."""
         longest = max((len(stop) for stop in self._stops), default=0)
@@ -147,4 +151,3 @@ class Request:
             if any(stop.startswith(self._text[-n:]) for stop in self._stops):
                 return n
         return 0
-

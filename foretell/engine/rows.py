@@ -66,4 +66,3 @@ def keys(seqs: list[Seq]) -> Keys:
         round=[seq.rounds for seq in seqs],
         temperature=[seq.sampling.temperature for seq in seqs],
     )
-

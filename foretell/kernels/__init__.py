@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from foretell.paths import cache_folder
+from foretell.machine import cache_folder
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-pthread", "-ffp-contract=off")
@@ -76,6 +76,8 @@ def _built(compiler: str) -> Path:
     path = folder / f"{digest.hexdigest()[:20]}.so"
     if path.exists():
         return path
+    if shutil.which(compiler) is None:
+        raise FileNotFoundError(f"there is no compiler {compiler}")
     folder.mkdir(parents=True, exist_ok=True)
     print("foretell: building the native kernels (once on this machine)", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:

@@ -11,17 +11,10 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <thread>
 #include <vector>
 #if defined(__x86_64__)
 #include <immintrin.h>
-#endif
-#if defined(__linux__)
-#include <linux/futex.h>
-#include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 #endif
 
 namespace {
@@ -130,7 +123,8 @@ inline void pause_cpu() {
 #endif
 }
 
-// Workers spin for some tens of microseconds between operations, then sleep: cheap when something else needs the core.
+// Work is cut into chunks; whoever is free takes the next. Workers spin for some tens of microseconds between two runs,
+// then sleep, and a run never waits for a worker that has not begun: cheap when something else needs the cores.
 class Pool {
  public:
   explicit Pool(int threads) : size_(threads) {
@@ -142,53 +136,55 @@ class Pool {
     epoch_.notify_all();
     for (auto &w : workers_) w.join();
   }
-  // Calls job(first, last) over [0, items) in chunks taken by whichever thread is free.
+  // Calls job(first, last) over [0, items), a chunk at a time; items / chunk must stay below 2^32.
   template <class Job> void run(int64_t items, int64_t chunk, const Job &job) {
     if (size_ == 1 || items <= chunk) { job(int64_t(0), items); return; }
-    next_.store(0, std::memory_order_relaxed);
-    items_ = items; chunk_ = chunk;
+    const uint64_t chunks = uint64_t((items + chunk - 1) / chunk);
+    items_ = items; chunk_ = chunk; chunks_ = chunks;
     context_ = &job;
     call_ = [](const void *c, int64_t a, int64_t b) { (*static_cast<const Job *>(c))(a, b); };
-    pending_.store(size_ - 1, std::memory_order_relaxed);
-    epoch_.fetch_add(1, std::memory_order_release);
+    done_.store(0, std::memory_order_relaxed);
+    left_.store(++runs_ << 32 | chunks); // publishes all of the above
+    epoch_.fetch_add(1);
     if (sleeping_.load() > 0) epoch_.notify_all();
-    drain();
-    for (int spins = 0; pending_.load(std::memory_order_acquire) != 0; ++spins) {
+    while (take()) {}
+    for (int spins = 0; done_.load(std::memory_order_acquire) != chunks; ++spins) {
       if (spins < 2000) pause_cpu(); else std::this_thread::yield();
     }
   }
   int size() const { return size_; }
 
  private:
-  void drain() {
-    for (;;) {
-      int64_t a = next_.fetch_add(chunk_, std::memory_order_relaxed);
-      if (a >= items_) return;
-      call_(context_, a, a + chunk_ < items_ ? a + chunk_ : items_);
-    }
+  // Do one chunk. The number of the run and the chunks left are one word: whoever lowers it owns a chunk of the run that
+  // is going on, which cannot end, nor its fields change, before that chunk is done.
+  bool take() {
+    uint64_t left = left_.load();
+    do {
+      if ((left & 0xffffffff) == 0) return false;
+    } while (!left_.compare_exchange_weak(left, left - 1));
+    int64_t first = int64_t(chunks_ - (left & 0xffffffff)) * chunk_;
+    call_(context_, first, first + chunk_ < items_ ? first + chunk_ : items_);
+    done_.fetch_add(1, std::memory_order_release);
+    return true;
   }
   void work() {
-    uint32_t seen = 0;
-    for (;;) {
+    while (!stop_) {
+      uint32_t seen = epoch_.load();
       int spins = 0;
-      while (epoch_.load(std::memory_order_acquire) == seen) {
-        if (++spins < 3000) { pause_cpu(); continue; }
-        sleeping_.fetch_add(1);
-        epoch_.wait(seen);
-        sleeping_.fetch_sub(1);
-      }
-      seen = epoch_.load(std::memory_order_acquire);
-      if (stop_) return;
-      drain();
-      pending_.fetch_sub(1, std::memory_order_release);
+      while (!take() && ++spins < 3000) pause_cpu();
+      if (spins < 3000) continue;
+      sleeping_.fetch_add(1);
+      epoch_.wait(seen); // returns at once if a run began since
+      sleeping_.fetch_sub(1);
     }
   }
   int size_;
   std::vector<std::thread> workers_;
+  std::atomic<uint64_t> left_{0}, done_{0};
   std::atomic<uint32_t> epoch_{0};
-  std::atomic<int> pending_{0}, sleeping_{0};
-  std::atomic<int64_t> next_{0};
+  std::atomic<int> sleeping_{0};
   std::atomic<bool> stop_{false};
+  uint64_t runs_ = 0, chunks_ = 0;
   int64_t items_ = 0, chunk_ = 1;
   const void *context_ = nullptr;
   void (*call_)(const void *, int64_t, int64_t) = nullptr;
@@ -196,12 +192,18 @@ class Pool {
 
 // ---------------------------------------------------------------- products
 
-// out[rows 0..M) x [blocks 0..N) of a packed weight: one accumulator an output, k ascending.
+constexpr int64_t AHEAD = 4096; // bytes a lone tile reads ahead of itself
+constexpr int64_t STRIP = 4;    // blocks that all tiles of rows go through while they lie in the cache
+
+// out[rows 0..M) x [blocks 0..N) of a packed weight: one accumulator an output, k ascending. ahead: what to fetch
+// meanwhile, as an offset from w; memory is the bound, so it must never idle while the arithmetic runs.
 template <int M, int N, class T>
-void tile(const float *x, int64_t ldx, const T *w, int64_t k, FW *acc) {
+void tile(const float *x, int64_t ldx, const T *w, int64_t ahead, int64_t k, FW *acc) {
   FW sum[N][M][2] = {};
   const int64_t stride = k * BLOCK;
   for (int64_t i = 0; i < k; ++i) {
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) __builtin_prefetch(w + ahead + n * stride + i * BLOCK, 0, 2);
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
       FW a, b;
@@ -226,9 +228,9 @@ struct Product {
 };
 
 template <int M, int N, class T>
-void product_tile(const Product &p, const T *w, int64_t row, int64_t block) {
+void product_tile(const Product &p, const T *w, int64_t row, int64_t block, int64_t ahead) {
   FW acc[M * N * 2];
-  tile<M, N, T>(p.x + row * p.ldx, p.ldx, w + block * p.k * BLOCK, p.k, acc);
+  tile<M, N, T>(p.x + row * p.ldx, p.ldx, w + block * p.k * BLOCK, ahead, p.k, acc);
   for (int n = 0; n < N; ++n) {
     int64_t column = (block + n) * BLOCK;
     int64_t width = p.n - column < BLOCK ? p.n - column : BLOCK;
@@ -247,37 +249,39 @@ void product_tile(const Product &p, const T *w, int64_t row, int64_t block) {
   }
 }
 
-template <int M, class T> void row_tiles(const Product &p, const T *w, int64_t row, int64_t first, int64_t last) {
+template <int M, class T>
+void row_tiles(const Product &p, const T *w, int64_t row, int64_t first, int64_t last, int64_t ahead) {
   constexpr int N = M == 1 ? 4 : M <= 3 ? 2 : 1; // enough accumulators in flight to hide the latency of the adds
   int64_t b = first;
-  for (; b + N <= last; b += N) product_tile<M, N, T>(p, w, row, b);
-  for (; b < last; ++b) product_tile<M, 1, T>(p, w, row, b);
+  for (; b + N <= last; b += N) product_tile<M, N, T>(p, w, row, b, ahead);
+  for (; b < last; ++b) product_tile<M, 1, T>(p, w, row, b, ahead);
 }
 
 template <class T> void product_range(const Product &p, const T *w, int64_t first, int64_t last) {
   int64_t tiles = (p.rows + MAX_TILE - 1) / MAX_TILE;
-  // few rows: all blocks of the range with one tile of rows at a time would stream the weights again; so go
-  // through the range in strips that stay in the cache
-  int64_t strip = tiles == 1 ? last - first : 4;
+  // a tile of rows after the other through all blocks would stream the weights again for each: so in strips, of which
+  // the last tile fetches the next
+  int64_t strip = tiles == 1 ? last - first : STRIP;
   for (int64_t s = first; s < last; s += strip) {
     int64_t e = s + strip < last ? s + strip : last;
     int64_t row = 0;
     for (int64_t t = 0; t < tiles; ++t) {
       int64_t m = (p.rows - row + (tiles - t) - 1) / (tiles - t);
+      int64_t ahead = tiles > 1 && t == tiles - 1 ? strip * p.k * BLOCK : AHEAD / int64_t(sizeof(T));
       switch (m) {
-        case 1: row_tiles<1, T>(p, w, row, s, e); break;
-        case 2: row_tiles<2, T>(p, w, row, s, e); break;
-        case 3: row_tiles<3, T>(p, w, row, s, e); break;
-        case 4: row_tiles<4, T>(p, w, row, s, e); break;
-        case 5: row_tiles<5, T>(p, w, row, s, e); break;
-        case 6: row_tiles<6, T>(p, w, row, s, e); break;
+        case 1: row_tiles<1, T>(p, w, row, s, e, ahead); break;
+        case 2: row_tiles<2, T>(p, w, row, s, e, ahead); break;
+        case 3: row_tiles<3, T>(p, w, row, s, e, ahead); break;
+        case 4: row_tiles<4, T>(p, w, row, s, e, ahead); break;
+        case 5: row_tiles<5, T>(p, w, row, s, e, ahead); break;
+        case 6: row_tiles<6, T>(p, w, row, s, e, ahead); break;
 #if defined(__AVX512F__)
-        case 7: row_tiles<7, T>(p, w, row, s, e); break;
-        case 8: row_tiles<8, T>(p, w, row, s, e); break;
-        case 9: row_tiles<9, T>(p, w, row, s, e); break;
-        case 10: row_tiles<10, T>(p, w, row, s, e); break;
-        case 11: row_tiles<11, T>(p, w, row, s, e); break;
-        case 12: row_tiles<12, T>(p, w, row, s, e); break;
+        case 7: row_tiles<7, T>(p, w, row, s, e, ahead); break;
+        case 8: row_tiles<8, T>(p, w, row, s, e, ahead); break;
+        case 9: row_tiles<9, T>(p, w, row, s, e, ahead); break;
+        case 10: row_tiles<10, T>(p, w, row, s, e, ahead); break;
+        case 11: row_tiles<11, T>(p, w, row, s, e, ahead); break;
+        case 12: row_tiles<12, T>(p, w, row, s, e, ahead); break;
 #endif
       }
       row += m;

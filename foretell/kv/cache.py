@@ -75,7 +75,9 @@ class Cache:
         return True
 
     def reserve(self, seq: Seq, n: int) -> bool:
-        """Hold n slots beyond `seq.cached` until `commit`. False: there are too few, nothing changed."""
+        """Hold n slots beyond `seq.cached` until `commit`, in place of those an interrupted step left behind. False:
+        there are too few, none is held."""
+        self._free.extend(self._scratch.pop(seq.id, ()))
         missing = n - len(self._free)
         if missing > 0:
             if n > self.available or self._prefix is None:

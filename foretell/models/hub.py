@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foretell.paths import cache_folder
+from foretell.machine import cache_folder
 
 Progress = Callable[[str], None]
 

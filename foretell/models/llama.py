@@ -1,4 +1,4 @@
-"""The Llama family: Llama 2 and 3, Mistral, Qwen2, Qwen3, SmolLM2. They differ in biases, norms on q and k, and windows.
+"""The Llama family: Llama 2 and 3, Mistral, Qwen2, Qwen3, SmolLM2. They differ in biases, q and k norms, and windows.
 
 A decoder of `Ops`; which ones is chosen at construction and nowhere else. Rows may form trees: a row attends to the
 committed tokens and to its own path, so the same code runs a prompt chunk, a lone token and a tree of drafts.
@@ -36,7 +36,7 @@ class Layer:
 
 
 class LlamaModel:
-    """`models.base.Target` for the family. `tensor(name)` is called once for each weight; nothing else is kept of it."""
+    """`models.base.Target` for the family. `tensor(name)` is called once for each weight and not kept."""
 
     def __init__(
         self,

@@ -5,9 +5,7 @@ Every result lies in a buffer that the next call of the same operation overwrite
 
 from __future__ import annotations
 
-import ctypes
 import math
-import os
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from foretell import kernels
 from foretell.kv.cache import Cache, Plane
+from foretell.machine import cores
 from foretell.models.ops import AttentionSpec
 from foretell.types import Rows
 
@@ -44,7 +43,7 @@ class Pool:
         library = kernels.library()
         assert library is not None, "ask supported() first"
         self._free = library.ft_pool_free
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = threads or cores()
         self.pointer = library.ft_pool_new(self.threads)
 
     def __del__(self) -> None:
@@ -66,8 +65,8 @@ class NativeOps:
         self._block, self._lanes = library.ft_block(), library.ft_lanes()
         self.pool = pool or Pool(threads)
         self._pool = self.pool.pointer
-        self._buffers: dict[str, Tensor] = {}
-        self._views: dict[tuple[str, int], Tensor] = {}  # of the buffers; slicing costs more than a lookup
+        self._buffers: dict[tuple[str, int], Tensor] = {}
+        self._views: dict[tuple[str, int, int], Tensor] = {}  # of the buffers; slicing costs more than a lookup
         self._rows: Rows
         self._count = 0
         self._where: tuple[int, ...] = ()  # pointers for rope_write: positions, slots
@@ -110,16 +109,14 @@ class NativeOps:
     def embed(self, weight: object, tokens: Tensor) -> Tensor:
         assert isinstance(weight, Packed)
         out = self._buffer("hidden", len(tokens), weight.inputs)
-        self._lib.ft_embed(
-            weight.pointer, weight.dtype, tokens.data_ptr(), len(tokens), weight.inputs, out.data_ptr()
-        )
+        self._lib.ft_embed(weight.pointer, weight.dtype, tokens.data_ptr(), len(tokens), weight.inputs, out.data_ptr())
         return out
 
     def linear(self, x: Tensor, weight: object, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         """With a residual the result replaces it in place."""
         assert isinstance(weight, Packed)
         rows = x.shape[0]
-        out = self._buffer(f"out{weight.outputs}", rows, weight.outputs) if residual is None else residual
+        out = self._buffer("out", rows, weight.outputs) if residual is None else residual
         self._lib.ft_linear(
             self._pool,
             x.data_ptr(),
@@ -194,11 +191,11 @@ class NativeOps:
 
     def _buffer(self, name: str, rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """[rows, width], contents undefined; the same memory at the next call with this name."""
-        view = self._views.get((name, rows))
+        view = self._views.get((name, width, rows))
         if view is None:
-            buffer = self._buffers.get(name)
+            buffer = self._buffers.get((name, width))
             if buffer is None or buffer.shape[0] < rows:
-                buffer = self._buffers[name] = torch.empty(max(rows, 32), width, dtype=dtype)
-                self._views = {key: old for key, old in self._views.items() if key[0] != name}
-            view = self._views[name, rows] = buffer[:rows]
+                buffer = self._buffers[name, width] = torch.empty(max(rows, 32), width, dtype=dtype)
+                self._views = {key: old for key, old in self._views.items() if key[:2] != (name, width)}
+            view = self._views[name, width, rows] = buffer[:rows]
         return view

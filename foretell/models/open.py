@@ -9,6 +9,8 @@ import torch
 
 from foretell.models import native
 from foretell.models.base import Target
+from foretell.models.check import rows_are_independent
+from foretell.models.hf import HFModel
 from foretell.models.hub import resolve
 from foretell.models.llama import LlamaModel
 from foretell.models.load import Checkpoint, open_checkpoint
@@ -53,7 +55,9 @@ def open_model(
     name = str(model) if isinstance(model, str) and not Path(model).exists() else checkpoint.folder_or_file.name
     config = checkpoint.config
     if config is None:
-        raise ValueError(f"{checkpoint.folder_or_file}: this architecture is not supported yet")
+        if backend == "native":
+            raise ValueError(f"{checkpoint.folder_or_file}: the native kernels cannot run this architecture")
+        return Opened(HFModel(checkpoint, DTYPES.get(dtype), threads=threads, max_context=max_context), text, name)
     if max_context is not None and max_context > config.max_positions:
         raise ValueError(f"max_context {max_context} is more than the model's {config.max_positions} positions")
     chosen = _dtype(checkpoint, dtype)
@@ -64,7 +68,7 @@ def open_model(
         ops,
         stop_ids=frozenset(checkpoint.stop_ids),
         max_context=max_context or config.max_positions,
-        exact=rows_are_independent(ops),
+        exact=rows_are_independent(ops, config.head_dim),
     )
     return Opened(target, text, name)
 
@@ -87,18 +91,3 @@ def _ops(dtype: torch.dtype, head_dim: int, threads: int | None, backend: str, s
     if backend == "native":
         raise ValueError(f"the native kernels cannot run {dtype} with heads of {head_dim} on this machine")
     return TorchOps(dtype)
-
-
-@torch.inference_mode()
-def rows_are_independent(ops: Ops) -> bool:
-    """Whether a product's rows, computed alone, few or many at a time, are equal bit for bit on this machine."""
-    generator = torch.Generator().manual_seed(0)
-    weight = ops.pack(torch.randn(272, 592, generator=generator))
-    x = torch.randn(37, 592, generator=generator).to(ops.dtype)
-    whole = ops.linear(x, weight, None, None).clone()
-    for size in (1, 2, 3, 5, 8, 16, 17, 31):
-        for start in range(0, len(x), size):
-            part = x[start : start + size].contiguous()
-            if not torch.equal(ops.linear(part, weight, None, None), whole[start : start + size]):
-                return False
-    return True

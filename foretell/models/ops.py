@@ -20,7 +20,7 @@ from foretell.types import Rows
 
 ROWS = 16  # rows of every product with a weight
 KEYS = 64  # keys of every product of attention
-ELEMENTS = 32767  # PyTorch cuts larger elementwise work between threads, anywhere, and treats the elements at a cut apart
+ELEMENTS = 32767  # PyTorch cuts larger elementwise work between threads, anywhere, and computes at a cut differently
 
 
 class Ops(Protocol):

@@ -1,0 +1,30 @@
+"""What foretell asks of the machine it runs on: a folder for what it fetches or builds, cores, memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """`$FORETELL_CACHE`, else `foretell` under `$XDG_CACHE_HOME` or `~/.cache`; not created here."""
+    own = os.environ.get("FORETELL_CACHE")
+    if own:
+        return Path(own).expanduser()
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared).expanduser() if shared else Path.home() / ".cache") / "foretell"
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def free_memory() -> int:
+    """Bytes of memory that are free now; 4 GiB where the system does not say."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return 4 << 30
