@@ -8,7 +8,7 @@ are packed (CSR): `indptr[b]:indptr[b + 1]` is the share of request b.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -50,9 +50,17 @@ class Sampling:
     draft_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+        stop_ids, bias_of = self.stop_token_ids or (), self.logit_bias or {}
+        if not isinstance(stop, Iterable):
+            raise ValueError(f"stop must be a string or a list of them, not {stop!r}")
+        if not isinstance(stop_ids, Iterable) or isinstance(stop_ids, str):
+            raise ValueError(f"stop_token_ids must be a list of token ids, not {stop_ids!r}")
+        if not isinstance(bias_of, Mapping):
+            raise ValueError(f"logit_bias must map token ids to numbers, not be {bias_of!r}")
+        stop = tuple(stop)
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        object.__setattr__(self, "stop_token_ids", tuple(stop_ids))
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
@@ -86,7 +94,7 @@ class Sampling:
             raise ValueError(f"stop must be a non-empty string or a list of them, not {self.stop!r}")
         if any(isinstance(t, bool) or not isinstance(t, int) for t in self.stop_token_ids):
             raise ValueError(f"stop_token_ids must be token ids, not {self.stop_token_ids!r}")
-        for token, bias in (self.logit_bias or {}).items():
+        for token, bias in bias_of.items():
             if isinstance(token, bool) or not isinstance(token, int):
                 raise ValueError(f"logit_bias maps token ids to numbers; {token!r} is not a token id")
             if not isinstance(bias, int | float) or math.isnan(bias) or bias == math.inf:
@@ -260,7 +268,7 @@ class Room(Protocol):
         ...
 
     def reserve(self, seq: Seq, n: int) -> bool:
-        """Hold n slots beyond `seq.cached` for the step that comes; False: there are too few, nothing changed."""
+        """Hold n slots beyond `seq.cached` for the step that comes; False: there are too few, none is held."""
         ...
 
     def release(self, seq: Seq) -> None:

@@ -18,8 +18,8 @@ from foretell.models.load import tensor_shapes
 from foretell.models.ops import TorchOps
 from foretell.models.table import TableTarget
 from foretell.planner.fixed import FixedPlanner
-from foretell.types import Draw, Drafts, Planner, Sampling, Seq, Verdict
-from foretell.verify import rule as make_rule
+from foretell.types import Drafts, Draw, Planner, Sampling, Seq, Verdict
+from foretell.verify import make_rule
 
 torch.set_num_threads(1)  # the targets here are tiny: waking threads would take longer than their work
 VOCAB = 24

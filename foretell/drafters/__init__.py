@@ -20,24 +20,38 @@ class Parts:
     draft_model: Target | None
 
 
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How to build a drafter, and whether it runs a draft model (None: with one or without)."""
+
+    build: Callable[[Parts], Drafter]
+    draft_model: bool | None
+
+
 def _model(parts: Parts) -> Drafter:
-    if parts.draft_model is None:
-        raise ValueError(
-            "drafter 'model' needs draft_model: the name or path of a smaller model of the same vocabulary"
-        )
+    assert parts.draft_model is not None, "check() comes first"
     return ModelDrafter(parts.draft_model, parts.target.vocab_size, vocabulary=parts.vocabulary)
 
 
-METHODS: dict[str, Callable[[Parts], Drafter]] = {
-    "none": lambda parts: NoDrafter(),
-    "ngram": lambda parts: NgramDrafter(),
-    "model": _model,
-    "auto": lambda parts: NgramDrafter() if parts.draft_model is None else _model(parts),
+METHODS: dict[str, Method] = {
+    "none": Method(lambda parts: NoDrafter(), False),
+    "ngram": Method(lambda parts: NgramDrafter(), False),
+    "model": Method(_model, True),
+    "auto": Method(lambda parts: NgramDrafter() if parts.draft_model is None else _model(parts), None),
 }
 
 
-def build(name: str, parts: Parts) -> Drafter:
-    """ValueError in one sentence for an unknown name, or if the method lacks what it needs."""
+def check(name: str, has_draft_model: bool) -> None:
+    """ValueError in one sentence for an unknown name, or if a draft model is missing or of no use."""
     if name not in METHODS:
         raise ValueError(f"drafter {name!r} is not one of {', '.join(METHODS)}")
-    return METHODS[name](parts)
+    wanted = METHODS[name].draft_model
+    if wanted and not has_draft_model:
+        raise ValueError(f"drafter {name!r} needs draft_model: the name or path of a model of the same vocabulary")
+    if wanted is False and has_draft_model:
+        raise ValueError(f"drafter {name!r} has no use for a draft_model: leave it out, or choose drafter 'auto'")
+
+
+def build(name: str, parts: Parts) -> Drafter:
+    """The drafter of that name; `check` it first."""
+    return METHODS[name].build(parts)

@@ -39,6 +39,8 @@ def commit(
 
 def _push(request: Request, new: Sequence[int], rows: Sequence[int], logits: Tensor) -> int:
     """Give the request its new tokens until it is finished; returns how many of its accepted nodes stay cached."""
+    if request.finish_reason is not None:  # an interrupted step ended it but could not let it go
+        return 0
     seq = request.seq
     top = seq.sampling.logprobs
     for n, (token, row) in enumerate(zip(new, rows, strict=True)):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from foretell import drafters
@@ -19,7 +20,7 @@ from foretell.machine import free_memory
 from foretell.models.open import Opened, open_model
 from foretell.planner.fixed import FixedPlanner
 from foretell.types import Sampling, Seq
-from foretell.verify import rule as make_rule
+from foretell.verify import make_rule
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -55,14 +56,17 @@ class LLM:
     ) -> None:
         if device not in ("auto", "cpu"):
             raise ValueError(f"device {device!r} is not supported: foretell runs on 'cpu' so far")
-        if isinstance(max_batch, bool) or not isinstance(max_batch, int) or max_batch < 1:
-            raise ValueError(f"max_batch must be a whole number of at least 1, not {max_batch!r}")
-        if draft_tokens != "auto" and (
-            isinstance(draft_tokens, bool) or not isinstance(draft_tokens, int) or draft_tokens < 0
-        ):
-            raise ValueError(f"draft_tokens must be 'auto' or a whole number of at least 0, not {draft_tokens!r}")
-        if isinstance(drafter, str) and drafter not in drafters.METHODS:
-            raise ValueError(f"drafter {drafter!r} is not one of {', '.join(drafters.METHODS)}")
+        _whole("max_batch", max_batch, 1)
+        if threads is not None:
+            _whole("threads", threads, 1)
+        if max_context is not None:
+            _whole("max_context", max_context, 2)
+        if draft_tokens != "auto":
+            _whole("draft_tokens", draft_tokens, 0, also="'auto' or ")
+        if isinstance(drafter, str):
+            drafters.check(drafter, draft_model is not None)
+        elif not isinstance(drafter, Drafter):
+            raise ValueError(f"drafter must be a method's name or a Drafter object, not {drafter!r}")
         verifier = make_rule(rule)
         opened = open_model(model, dtype=dtype, threads=threads, max_context=max_context)
         self.name, self.target, self.tokenizer = opened.name, opened.target, opened.text
@@ -75,7 +79,7 @@ class LLM:
             parts = drafters.Parts(self.target, self.vocabulary, draft.target if draft else None)
             drafter = drafters.build(drafter, parts)
         self.drafter = drafter
-        limit = drafter.draft_tokens if isinstance(draft_tokens, str) else draft_tokens
+        limit = draft_tokens if isinstance(draft_tokens, int) else drafter.draft_tokens
         per_token = self.target.kv_bytes() + (draft.target.kv_bytes() if draft else 0)
         slots = _slots(per_token, self.target.max_context, max_batch)
         self.max_context = min(self.target.max_context, slots)
@@ -157,9 +161,11 @@ class LLM:
         vocab = self.target.vocab_size
         if not tokens:
             raise ValueError("the prompt is empty: give at least one token")
-        wrong = next((t for t in tokens if not isinstance(t, int) or not 0 <= t < vocab), None)
-        if wrong is not None:
-            raise ValueError(f"token id {wrong} of the prompt is outside the vocabulary of {vocab}")
+        for t in tokens:
+            if isinstance(t, bool) or not isinstance(t, int):
+                raise ValueError(f"a prompt must be a text or a list of token ids; {t!r} is no token id")
+            if not 0 <= t < vocab:
+                raise ValueError(f"token id {t} of the prompt is outside the vocabulary of {vocab}")
         if len(tokens) >= self.max_context:
             raise ValueError(
                 f"the prompt has {len(tokens)} tokens; the largest that fits is {self.max_context - 1}, "
@@ -184,7 +190,9 @@ class LLM:
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
-            return list(prompt)
+            if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
+                raise ValueError(f"a prompt must be a text or a list of token ids, not {prompt!r}")
+            return [t.item() if isinstance(t, torch.Tensor | np.integer) else t for t in prompt]
         if self.tokenizer is None:
             raise ValueError("this model has no tokenizer: give token ids as the prompt")
         return self.tokenizer.encode(prompt)
@@ -219,10 +227,10 @@ def _slots(bytes_per_token: int, max_context: int, max_batch: int) -> int:
 
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
+    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
+        return [prompts]  # a text; what is neither a text nor ids is refused with the prompt itself
     many: list[Any] = list(prompts)
-    if many and all(isinstance(p, int) for p in many):
+    if many and not any(isinstance(p, str | list | tuple) or getattr(p, "ndim", 0) for p in many):
         return [many]
     if not many:
         raise ValueError("no prompt was given")
@@ -232,7 +240,15 @@ def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def _samplings(sampling: Samplings, count: int) -> list[Sampling]:
     if sampling is None or isinstance(sampling, Sampling):
         return [sampling or Sampling()] * count
-    each = list(sampling)
+    each = list(sampling) if isinstance(sampling, Iterable) else [sampling]
+    wrong = next((s for s in each if not isinstance(s, Sampling)), None)
+    if wrong is not None:
+        raise ValueError(f"sampling must be a Sampling, or one for each prompt, not {wrong!r}")
     if len(each) != count:
         raise ValueError(f"{len(each)} samplings were given for {count} prompts: give one, or one for each")
     return each
+
+
+def _whole(name: str, value: Any, least: int, also: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be {also}a whole number of at least {least}, not {value!r}")

@@ -9,10 +9,10 @@ from foretell.verify.rule import Rule
 
 RULES: dict[str, type[Rule]] = {"match": Match, "ratio": Ratio, "block": Block}
 
-__all__ = ["RULES", "Rule", "rule"]
+__all__ = ["RULES", "Rule", "make_rule"]
 
 
-def rule(name: str) -> Rule:
+def make_rule(name: str) -> Rule:
     """The rule of that name; ValueError if there is none."""
     if name not in RULES:
         raise ValueError(f"there is no rule {name!r}: choose one of {', '.join(RULES)}")

@@ -100,7 +100,7 @@ def test_aliases(given: str, meant: str) -> None:
         (["hi", "--dtype", "float8"], "dtype 'float8'"),
         (["hi", "--draft-tokens", "many"], "draft_tokens must be"),
         (["hi", "--draft-tokens", "-2"], "draft_tokens must be"),
-        (["hi", "--threads", "0"], "threads must be at least 1"),
+        (["hi", "--threads", "0"], "threads must be a whole number of at least 1"),
         (["hi", "--model", "no-such-model"], "no model 'no-such-model'"),
         (["hi", "--logprobs", "2"], "--logprobs needs --json"),
     ],

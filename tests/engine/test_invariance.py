@@ -45,7 +45,7 @@ def methods(target: Target, kind: str) -> dict[str, Callable[[list[list[int]]], 
     near = TARGETS[kind](noise=0.15)
     parts = Parts(target, VOCAB, near)
     made: dict[str, Callable[[list[list[int]]], Drafter]] = {
-        name: lambda _, build=build: build(parts) for name, build in METHODS.items()
+        name: lambda _, method=method: method.build(parts) for name, method in METHODS.items()
     }
     made["model, a tree"] = lambda _: ModelDrafter(near, VOCAB, width=3)
     made["model, itself"] = lambda _: ModelDrafter(TARGETS[kind](), VOCAB)

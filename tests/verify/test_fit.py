@@ -13,7 +13,7 @@ from scipy import stats
 
 from foretell.sampling.shape import Shaper
 from foretell.types import Drafts, Drawn, Keys, Sampling, Seq
-from foretell.verify import ratio, rule
+from foretell.verify import make_rule, ratio
 from foretell.verify.rule import Rule
 from tests.sampling.naive import naive
 from tests.verify.exact import commit, keys_of, make_seq
@@ -109,13 +109,13 @@ CASES = [
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_texts_have_the_law_of_the_target(case: int) -> None:
     name, sampling, widths = CASES[case]
-    counts = texts(rule(name), sampling, widths, 1_000_000 * (case + 1))
+    counts = texts(make_rule(name), sampling, widths, 1_000_000 * (case + 1))
     assert p_value(counts, expected(sampling)) > 0.001
 
 
 def test_control_a_broken_residual_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ratio, "residual", lambda rest, q, token: rest)
-    assert p_value(texts(rule("ratio"), PLAIN, [1, 1], 5), expected(PLAIN)) < 1e-9
+    assert p_value(texts(make_rule("ratio"), PLAIN, [1, 1], 5), expected(PLAIN)) < 1e-9
 
 
 def test_control_a_draft_that_ignores_the_temperature_is_seen() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from foretell.sampling.noise import Purpose, gumbel
 from foretell.sampling.shape import Shaper
 from foretell.types import Drafts, Keys, Sampling, Seq
-from foretell.verify import rule
+from foretell.verify import make_rule
 from foretell.verify.match import Match
 from tests.verify.exact import Table, decode, keys_of, make_seq
 
@@ -203,11 +203,11 @@ def test_the_other_rules_are_plain_decoding_without_drafts_and_at_temperature_0(
     table = Table(2, V)
     for sampling in SAMPLINGS:
         plain = decode(Match(), table, [make_seq(sampling, 4, [1, 2], V)], 25, None)
-        assert decode(rule(name), table, [make_seq(sampling, 4, [1, 2], V)], 25, None) == plain
+        assert decode(make_rule(name), table, [make_seq(sampling, 4, [1, 2], V)], 25, None) == plain
 
     def chain(seq: Seq) -> tuple[list[int], list[int]]:
         a = int(table.logits[seq.tokens[-2], seq.tokens[-1]].argmax())
         return [a, int(table.logits[seq.tokens[-1], a].argmax()), seq.rounds % V], [-1, 0, 1]
 
     plain = decode(Match(), table, [make_seq(SAMPLINGS[0], 4, [1, 2], V)], 25, None)
-    assert decode(rule(name), table, [make_seq(SAMPLINGS[0], 4, [1, 2], V)], 25, chain) == plain
+    assert decode(make_rule(name), table, [make_seq(SAMPLINGS[0], 4, [1, 2], V)], 25, chain) == plain

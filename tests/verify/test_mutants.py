@@ -16,7 +16,7 @@ import torch
 
 from foretell.sampling.shape import Shaper
 from foretell.types import Drafts, Keys, Sampling, Seq
-from foretell.verify import block, ratio, rule
+from foretell.verify import block, make_rule, ratio
 from foretell.verify.match import Match, follow
 from foretell.verify.rule import Tree, Walk
 from tests.verify.exact import (
@@ -317,14 +317,14 @@ def test_11_for_the_rules_that_keep_q(broken: bool, name: str, monkeypatch: pyte
         module = import_module("foretell.verify.rule")
         monkeypatch.setattr(module, "uniform", lambda *key: generator.random(key[-1]))
         monkeypatch.setattr(module, "gumbel", lambda *key: generator.gumbel(size=key[-1]))
-    alone = decode(rule(name), TABLE, seqs(Sampling()), LENGTH, best_chain)[0]
-    among = decode(rule(name), TABLE, seqs(Sampling(), 5), LENGTH, best_chain)[0]
+    alone = decode(make_rule(name), TABLE, seqs(Sampling()), LENGTH, best_chain)[0]
+    among = decode(make_rule(name), TABLE, seqs(Sampling(), 5), LENGTH, best_chain)[0]
     assert (alone != among) == broken
 
 
 def test_drafts_drawn_under_ratio_do_not_depend_on_neighbours() -> None:
     """Equal seeds at equal positions in one batch are no reason to draw otherwise."""
     logits = torch.randn(1, V, generator=torch.Generator().manual_seed(0))
-    one_row = rule("ratio").draw(logits, Keys([4], [9], [2], [1.0]), 3)
-    four = rule("ratio").draw(logits.repeat(4, 1), Keys([4] * 4, [9] * 4, [2] * 4, [1.0] * 4), 3)
+    one_row = make_rule("ratio").draw(logits, Keys([4], [9], [2], [1.0]), 3)
+    four = make_rule("ratio").draw(logits.repeat(4, 1), Keys([4] * 4, [9] * 4, [2] * 4, [1.0] * 4), 3)
     assert all(torch.equal(row, one_row.tokens[0]) for row in four.tokens)

@@ -7,7 +7,7 @@ import torch
 from foretell.sampling.noise import Purpose, gumbel, uniform
 from foretell.sampling.shape import Shaper
 from foretell.types import Drafts, Drawn, Keys, Sampling
-from foretell.verify import RULES, ratio, rule
+from foretell.verify import RULES, make_rule, ratio
 from foretell.verify.block import Block
 from foretell.verify.match import Match
 from foretell.verify.ratio import Ratio
@@ -20,10 +20,10 @@ V = 9
 def test_names() -> None:
     assert RULES == {"match": Match, "ratio": Ratio, "block": Block}
     for name, cls in RULES.items():
-        assert isinstance(rule(name), cls)
-        assert rule(name).lossless
+        assert isinstance(make_rule(name), cls)
+        assert make_rule(name).lossless
     with pytest.raises(ValueError, match="no rule 'typical': choose one of match, ratio, block"):
-        rule("typical")
+        make_rule("typical")
 
 
 @pytest.mark.parametrize("name", ["ratio", "block"])
@@ -31,7 +31,7 @@ def test_the_q_handed_over_is_the_q_drawn_from(name: str) -> None:
     """Pain C19: temperature is in q; an argmax comes with a point mass."""
     logits = torch.randn(4, V, generator=torch.Generator().manual_seed(1))
     keys = Keys([1, 2, 3, 3], [5, 6, 7, 7], [0, 1, 2, 3], [1.0, 0.5, 0.0, 2.0])
-    picks = rule(name).draw(logits, keys, 1)
+    picks = make_rule(name).draw(logits, keys, 1)
     assert picks.q is not None
     assert picks.q.dtype == torch.float64
     for i, temperature in enumerate(keys.temperature):
@@ -110,7 +110,7 @@ def test_a_q_that_did_not_draw_the_token_is_refused(name: str, value: float) -> 
     drafts = Drafts.chains([[3]])
     drafts = Drafts(drafts.indptr, drafts.tokens, drafts.parents, drawn)
     with pytest.raises(ValueError, match="drafted token 3 has no probability under the q"):
-        rule(name).verify(lambda rows: torch.zeros(len(rows), V), drafts, Keys([1], [5], [0], [1.0]))
+        make_rule(name).verify(lambda rows: torch.zeros(len(rows), V), drafts, Keys([1], [5], [0], [1.0]))
 
 
 def test_coins() -> None:
@@ -135,7 +135,7 @@ def test_a_draft_equal_to_the_target_is_always_kept_by_the_tensor_code(name: str
     """Pain C25: p and q are computed alike, so the ratio is 1 to the bit and no coin can fall badly."""
     logits = torch.randn(30, 501, generator=torch.Generator().manual_seed(3)) * 4
     keys = Keys(list(range(30)), [7] * 30, [0] * 30, [temperature] * 30)
-    picks = rule(name).draw(logits, keys, 1)
+    picks = make_rule(name).draw(logits, keys, 1)
     assert picks.q is not None
     chains = Drafts.chains(picks.tokens.tolist())
     drafts = Drafts(
@@ -144,7 +144,7 @@ def test_a_draft_equal_to_the_target_is_always_kept_by_the_tensor_code(name: str
     seqs = [make_seq(Sampling(temperature=temperature), 0, [1], 501)] * 30
     law = Shaper(logits.repeat_interleave(2, 0), drafts, seqs)
     assert torch.equal(probabilities(law)(range(0, 60, 2)), picks.q)
-    assert rule(name).verify(law, drafts, keys).accepted == [[0]] * 30
+    assert make_rule(name).verify(law, drafts, keys).accepted == [[0]] * 30
 
 
 def test_a_residual_that_rounds_away_leaves_p() -> None:
