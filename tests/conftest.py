@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+import pytest
 import torch
 
 from foretell.drafters.base import Drafter
@@ -21,9 +22,14 @@ from foretell.planner.fixed import FixedPlanner
 from foretell.types import Drafts, Draw, Planner, Sampling, Seq, Verdict
 from foretell.verify import make_rule
 
-torch.set_num_threads(1)  # the targets here are tiny: waking threads would take longer than their work
 VOCAB = 24
 CONTEXT = 96
+
+
+@pytest.fixture(autouse=True)
+def one_torch_thread() -> None:
+    """The targets here are tiny: waking threads would take longer than their work."""
+    torch.set_num_threads(1)
 
 
 def tiny_llama(seed: int = 0, *, layers: int = 2, noise: float = 0.0, vocab: int = VOCAB) -> LlamaModel:

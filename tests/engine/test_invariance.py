@@ -37,7 +37,7 @@ def prompts(count: int, seed: int = 1) -> list[list[int]]:
 
 def samplings(count: int, mode: str, penalty: str) -> list[Sampling]:
     settings = {**MODES[mode], **PENALTIES[penalty]}
-    return [Sampling(seed=1000 + i, max_tokens=18 + i % 7, **settings) for i in range(count)]
+    return [Sampling(seed=1000 + i, max_tokens=12 + i % 7, **settings) for i in range(count)]
 
 
 def methods(target: Target, kind: str) -> dict[str, Callable[[list[list[int]]], Drafter]]:
@@ -45,7 +45,9 @@ def methods(target: Target, kind: str) -> dict[str, Callable[[list[list[int]]], 
     near = TARGETS[kind](noise=0.15)
     parts = Parts(target, VOCAB, near)
     made: dict[str, Callable[[list[list[int]]], Drafter]] = {
-        name: lambda _, method=method: method.build(parts) for name, method in METHODS.items()
+        name: lambda _, method=method: method.build(parts)
+        for name, method in METHODS.items()
+        if name != "auto"  # which is one of the others
     }
     made["model, a tree"] = lambda _: ModelDrafter(near, VOCAB, width=3)
     made["model, itself"] = lambda _: ModelDrafter(TARGETS[kind](), VOCAB)
@@ -62,8 +64,8 @@ METHOD_NAMES = sorted(methods(table_target(), "table"))
 @pytest.mark.parametrize("kind", TARGETS)
 def test_tokens_are_those_of_plain_decoding(kind: str, mode: str, penalty: str) -> None:
     target = TARGETS[kind]()
-    texts = prompts(6)
-    how = samplings(6, mode, penalty)
+    texts = prompts(5)
+    how = samplings(5, mode, penalty)
     plain = [run(target, NoDrafter(), [p], [s], reuse=False)[0].token_ids for p, s in zip(texts, how, strict=True)]
     known = [p + t for p, t in zip(texts, plain, strict=True)]
     accepted = 0
@@ -86,7 +88,7 @@ def test_tokens_are_those_of_plain_decoding(kind: str, mode: str, penalty: str) 
             assert got == plain, f"{name}, {scenario}"
         got = [c.token_ids for c in run(target, build(known), texts[::-1], how[::-1], max_batch=3)]
         assert got == plain[::-1], f"{name}, in another order"
-    assert accepted > 30, "nothing was speculated: the test shows nothing"
+    assert accepted > 20, "nothing was speculated: the test shows nothing"
 
 
 @pytest.mark.parametrize("rule", ["ratio", "block"])
