@@ -42,6 +42,7 @@ SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
         + (_I64, _F32, _PTR, _PTR, _I32),
     ),
     "ft_swiglu": (None, (_PTR, _PTR, _I64, _I64, _PTR)),
+    "ft_top": (None, (_PTR, _I64, _I64, _I64, _PTR)),
 }
 
 

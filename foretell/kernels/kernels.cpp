@@ -317,10 +317,21 @@ struct Scratch { std::vector<float> scores, query; };
 
 template <class T> struct Cached { const T *k, *v; };
 
-template <class T>
-void attend_group(const Attention &a, const Cached<T> &cache, int64_t row, int64_t kv, int64_t h0, int64_t hn,
-                  Scratch &scratch) {
-  constexpr int G = 4;
+// The sums of eight vectors, each as sum8 has it.
+inline F8 sums8(const F8 *v) {
+#if defined(__AVX__)
+  __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+  __m256 b = _mm256_hadd_ps(_mm256_hadd_ps(v[4], v[5]), _mm256_hadd_ps(v[6], v[7]));
+  return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+#else
+  return F8{sum8(v[0]), sum8(v[1]), sum8(v[2]), sum8(v[3]), sum8(v[4]), sum8(v[5]), sum8(v[6]), sum8(v[7])};
+#endif
+}
+
+// One row's attention for H of the query heads that share a head of keys.
+template <int H, class T>
+void attend_group(const Attention &a, const Cached<T> &cache, int64_t row, int64_t kv, int64_t h0, Scratch &scratch) {
+  constexpr bool paired = sizeof(T) == 2; // even and odd lanes apart, as load_pair has them
   const int64_t dim = a.dim, pairs = dim / 16, stride = a.kv_heads * dim, group = a.heads / a.kv_heads;
   const int32_t b = a.owner[row];
   const int32_t *table = a.tables + int64_t(a.lines[b]) * a.table_width;
@@ -328,47 +339,49 @@ void attend_group(const Attention &a, const Cached<T> &cache, int64_t row, int64
   const int32_t *path = a.path + a.path_start[row] - context;
   const int64_t start = a.window && total > a.window ? total - a.window : 0;
   const int64_t padded = (total - start + 7) / 8 * 8;
-  if (int64_t(scratch.scores.size()) < padded * G) scratch.scores.resize(padded * G + 4096);
-  if (int64_t(scratch.query.size()) < dim * G) scratch.query.resize(dim * G);
+  if (int64_t(scratch.scores.size()) < padded * H) scratch.scores.resize(padded * H + 4096);
+  if (int64_t(scratch.query.size()) < dim * H) scratch.query.resize(dim * H);
   float *scores = scratch.scores.data(), *query = scratch.query.data();
   auto slot = [&](int64_t t) { return int64_t(t < context ? table[t] : path[t]); };
 
-  for (int64_t h = 0; h < hn; ++h) { // the query in the lane order of load_pair, scaled
+  for (int h = 0; h < H; ++h) { // the query in the lane order of load_pair, scaled
     const float *src = a.q + row * a.ldq + (kv * group + h0 + h) * dim;
-    for (int64_t j = 0; j < pairs; ++j)
+    for (int64_t j = 0; j < dim; j += 16)
       for (int64_t i = 0; i < 8; ++i) {
-        bool odd_even = sizeof(T) == 2;
-        query[h * dim + j * 16 + i] = src[j * 16 + (odd_even ? 2 * i : i)] * a.scale;
-        query[h * dim + j * 16 + 8 + i] = src[j * 16 + (odd_even ? 2 * i + 1 : 8 + i)] * a.scale;
+        query[h * dim + j + i] = src[j + (paired ? 2 * i : i)] * a.scale;
+        query[h * dim + j + 8 + i] = src[j + (paired ? 2 * i + 1 : 8 + i)] * a.scale;
       }
   }
-  F8 best[G];
-  for (int64_t h = 0; h < hn; ++h) best[h] = splat8(-INFINITY);
+  F8 best[H];
+  for (int h = 0; h < H; ++h) best[h] = splat8(-INFINITY);
   for (int64_t t = start; t < total; t += 8) {
-    const int64_t n = total - t < 8 ? total - t : 8;
-    F8 block[G];
-    for (int64_t h = 0; h < hn; ++h) block[h] = splat8(-INFINITY);
-    for (int64_t i = 0; i < n; ++i) {
-      const T *k = cache.k + slot(t + i) * stride + kv * dim;
-      F8 sum[G] = {};
+    F8 partial[H][8];
+    const T *k[8]; // past the end the last key again: its scores are masked below
+    for (int64_t i = 0; i < 8; ++i) k[i] = cache.k + slot(t + i < total ? t + i : total - 1) * stride + kv * dim;
+    for (int i = 0; i < 8; i += 2) {
+      F8 one[H] = {}, two[H] = {};
       for (int64_t j = 0; j < pairs; ++j) {
-        F8 x, y;
-        load_pair<F8, I8>(k + j * 16, x, y);
-        for (int64_t h = 0; h < hn; ++h) {
-          const F8 *qv = (const F8 *)(query + h * dim + j * 16);
-          sum[h] = fma8(x, qv[0], sum[h]);
-          sum[h] = fma8(y, qv[1], sum[h]);
+        F8 x, y, z, w;
+        load_pair<F8, I8>(k[i] + j * 16, x, y);
+        load_pair<F8, I8>(k[i + 1] + j * 16, z, w);
+#pragma GCC unroll 4
+        for (int h = 0; h < H; ++h) {
+          const F8 *q = (const F8 *)(query + h * dim + j * 16);
+          one[h] = fma8(y, q[1], fma8(x, q[0], one[h]));
+          two[h] = fma8(w, q[1], fma8(z, q[0], two[h]));
         }
       }
-      for (int64_t h = 0; h < hn; ++h) block[h][i] = sum8(sum[h]);
+      for (int h = 0; h < H; ++h) { partial[h][i] = one[h]; partial[h][i + 1] = two[h]; }
     }
-    for (int64_t h = 0; h < hn; ++h) {
-      *(F8 *)(scores + h * padded + t - start) = block[h];
-      best[h] = block[h] > best[h] ? block[h] : best[h];
+    for (int h = 0; h < H; ++h) {
+      F8 block = sums8(partial[h]);
+      for (int64_t i = total - t; i < 8; ++i) block[i] = -INFINITY;
+      *(F8 *)(scores + h * padded + t - start) = block;
+      best[h] = block > best[h] ? block : best[h];
     }
   }
-  float inverse[G];
-  for (int64_t h = 0; h < hn; ++h) {
+  float inverse[H];
+  for (int h = 0; h < H; ++h) {
     float top = best[h][0];
     for (int i = 1; i < 8; ++i) top = best[h][i] > top ? best[h][i] : top;
     F8 sum = {};
@@ -380,22 +393,23 @@ void attend_group(const Attention &a, const Cached<T> &cache, int64_t row, int64
     inverse[h] = 1.0f / sum8(sum);
   }
   for (int64_t j = 0; j < pairs; ++j) {
-    F8 sum[G][2] = {};
+    F8 even[H] = {}, odd[H] = {};
+    const T *v = cache.v + kv * dim + j * 16;
     for (int64_t t = start; t < total; ++t) {
       F8 x, y;
-      load_pair<F8, I8>(cache.v + slot(t) * stride + kv * dim + j * 16, x, y);
-      for (int64_t h = 0; h < hn; ++h) {
+      load_pair<F8, I8>(v + slot(t) * stride, x, y);
+#pragma GCC unroll 4
+      for (int h = 0; h < H; ++h) {
         F8 p = splat8(scores[h * padded + t - start]);
-        sum[h][0] = fma8(p, x, sum[h][0]);
-        sum[h][1] = fma8(p, y, sum[h][1]);
+        even[h] = fma8(p, x, even[h]);
+        odd[h] = fma8(p, y, odd[h]);
       }
     }
-    for (int64_t h = 0; h < hn; ++h) {
+    for (int h = 0; h < H; ++h) {
       float *dst = a.out + row * a.ldo + (kv * group + h0 + h) * dim + j * 16;
       for (int64_t i = 0; i < 8; ++i) {
-        bool odd_even = sizeof(T) == 2;
-        dst[odd_even ? 2 * i : i] = sum[h][0][i] * inverse[h];
-        dst[odd_even ? 2 * i + 1 : 8 + i] = sum[h][1][i] * inverse[h];
+        dst[paired ? 2 * i : i] = even[h][i] * inverse[h];
+        dst[paired ? 2 * i + 1 : 8 + i] = odd[h][i] * inverse[h];
       }
     }
   }
@@ -406,8 +420,15 @@ template <class T> void attend(Pool &pool, const Attention &a, int64_t rows, con
   pool.run(rows * a.kv_heads, 1, [&](int64_t first, int64_t last) {
     static thread_local Scratch scratch;
     for (int64_t i = first; i < last; ++i)
-      for (int64_t h = 0; h < group; h += 4)
-        attend_group<T>(a, cache, i / a.kv_heads, i % a.kv_heads, h, group - h < 4 ? group - h : 4, scratch);
+      for (int64_t h = 0; h < group; h += 4) {
+        const int64_t row = i / a.kv_heads, kv = i % a.kv_heads;
+        switch (group - h) {
+          case 1: attend_group<1, T>(a, cache, row, kv, h, scratch); break;
+          case 2: attend_group<2, T>(a, cache, row, kv, h, scratch); break;
+          case 3: attend_group<3, T>(a, cache, row, kv, h, scratch); break;
+          default: attend_group<4, T>(a, cache, row, kv, h, scratch);
+        }
+      }
   });
 }
 
@@ -541,6 +562,32 @@ void ft_attend(void *pool, const float *q, int64_t ldq, float *out, int64_t ldo,
   else
     attend(*static_cast<Pool *>(pool), a, rows,
            Cached<float>{static_cast<const float *>(k_cache), static_cast<const float *>(v_cache)});
+}
+
+// The k largest of each row of x [rows, n], larger first and ties by lower index; NaN is never among them.
+void ft_top(const float *x, int64_t rows, int64_t n, int64_t k, int32_t *out) {
+  std::vector<float> best(k);
+  for (int64_t r = 0; r < rows; ++r) {
+    const float *row = x + r * n;
+    int32_t *ids = out + r * k;
+    for (int64_t j = 0; j < k; ++j) { best[j] = -INFINITY; ids[j] = -1; }
+    auto offer = [&](int64_t i) {
+      if (!(row[i] > best[k - 1])) return;
+      int64_t j = k - 1;
+      for (; j > 0 && row[i] > best[j - 1]; --j) { best[j] = best[j - 1]; ids[j] = ids[j - 1]; }
+      best[j] = row[i]; ids[j] = int32_t(i);
+    };
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32) { // most groups hold nothing: one comparison tells
+      const F8 *v = (const F8 *)(row + i);
+      I8 above = (v[0] > best[k - 1]) | (v[1] > best[k - 1]) | (v[2] > best[k - 1]) | (v[3] > best[k - 1]);
+      int32_t any = 0;
+      for (int j = 0; j < 8; ++j) any |= above[j];
+      if (any)
+        for (int64_t j = i; j < i + 32; ++j) offer(j);
+    }
+    for (; i < n; ++i) offer(i);
+  }
 }
 
 // out[r, i] = silu(x[r, i]) * x[r, n + i]

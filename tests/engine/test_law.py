@@ -20,7 +20,7 @@ from foretell.models.table import TableTarget
 from foretell.planner.fixed import FixedPlanner
 from foretell.types import Drafts, Keys, Law, Sampling, Seq, Verdict
 from foretell.verify import Rule
-from foretell.verify import rule as make_rule
+from foretell.verify import make_rule
 from foretell.verify.ratio import Ratio, proposal
 from foretell.verify.rule import ROOT, Coins, Tree, Walk, drive, keyed_coins, plant, probabilities
 from tests.play import Stage
