@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from foretell.drafters.base import Drafter, NoDrafter
 from foretell.drafters.model import ModelDrafter
-from foretell.drafters.ngram import NgramDrafter
+from foretell.drafters.ngram import NgramDrafter, NgramSource
+from foretell.drafters.recycling import RecyclingSource
+from foretell.drafters.search import SearchDrafter, Source
+from foretell.drafters.suffix import SuffixSource
 from foretell.models.base import Target
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a drafter may be built from. vocabulary: ids of the target that stand for a token."""
+    """What a drafter may be built from. vocabulary: ids of the target that stand for a token. trees: whether the rule
+    verifies more than chains. folder: where what was learnt about this target is kept."""
 
     target: Target
     vocabulary: int
     draft_model: Target | None
+    trees: bool = True
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +32,7 @@ class Method:
     """How to build a drafter, and whether it runs a draft model (None: with one or without)."""
 
     build: Callable[[Parts], Drafter]
-    draft_model: bool | None
+    draft_model: bool | None = False
 
 
 def _model(parts: Parts) -> Drafter:
@@ -33,9 +40,28 @@ def _model(parts: Parts) -> Drafter:
     return ModelDrafter(parts.draft_model, parts.target.vocab_size, vocabulary=parts.vocabulary)
 
 
+def _recycling(parts: Parts) -> Source:
+    saved = parts.folder / "successors.npy" if parts.folder else None
+    return RecyclingSource(parts.target.vocab_size, saved)
+
+
+# what can share one tree, under the names that "+" joins
+SOURCES: dict[str, Callable[[Parts], Source]] = {
+    "ngram": lambda parts: NgramSource(),
+    "suffix": lambda parts: SuffixSource(),
+    "recycling": _recycling,
+}
+
+
+def _search(*names: str) -> Callable[[Parts], Drafter]:
+    return lambda parts: SearchDrafter([SOURCES[name](parts) for name in names], width=None if parts.trees else 1)
+
+
 METHODS: dict[str, Method] = {
-    "none": Method(lambda parts: NoDrafter(), False),
-    "ngram": Method(lambda parts: NgramDrafter(), False),
+    "none": Method(lambda parts: NoDrafter()),
+    "ngram": Method(lambda parts: NgramDrafter()),
+    "suffix": Method(_search("suffix")),
+    "recycling": Method(_search("recycling")),
     "model": Method(_model, True),
     "auto": Method(lambda parts: NgramDrafter() if parts.draft_model is None else _model(parts), None),
 }
@@ -43,9 +69,17 @@ METHODS: dict[str, Method] = {
 
 def check(name: str, has_draft_model: bool) -> None:
     """ValueError in one sentence for an unknown name, or if a draft model is missing or of no use."""
-    if name not in METHODS:
-        raise ValueError(f"drafter {name!r} is not one of {', '.join(METHODS)}")
-    wanted = METHODS[name].draft_model
+    members = name.split("+")
+    unknown = next((member for member in members if member not in METHODS), None)
+    if unknown is not None:
+        raise ValueError(f"drafter {unknown!r} is not one of {', '.join(METHODS)}, or several joined by '+'")
+    if len(members) > 1:
+        alone = next((member for member in members if member not in SOURCES), None)
+        if alone is not None:
+            raise ValueError(f"drafter {alone!r} cannot be joined with others: choose among {', '.join(SOURCES)}")
+        if len(set(members)) < len(members):
+            raise ValueError(f"drafter {name!r} names a member twice")
+    wanted = False if len(members) > 1 else METHODS[name].draft_model
     if wanted and not has_draft_model:
         raise ValueError(f"drafter {name!r} needs draft_model: the name or path of a model of the same vocabulary")
     if wanted is False and has_draft_model:
@@ -54,4 +88,5 @@ def check(name: str, has_draft_model: bool) -> None:
 
 def build(name: str, parts: Parts) -> Drafter:
     """The drafter of that name; `check` it first."""
-    return METHODS[name].build(parts)
+    members = name.split("+")
+    return METHODS[name].build(parts) if len(members) == 1 else _search(*members)(parts)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from foretell.kv.cache import Cache
+from foretell.models.base import Target
 from foretell.types import Drafts, Draw, Seen, Seq
+
+Progress = Callable[[int, int], None]  # done, of how many
 
 
 class Drafter:
@@ -13,9 +16,13 @@ class Drafter:
 
     taps: tuple[int, ...] = ()  # target layers whose inputs `observe` wants; asked for only if non-empty
     draft_tokens: int = 4  # nodes a round unless the user asks for another number
+    chains: bool = False  # every tree it proposes is a chain
 
     def attach(self, cache: Cache) -> None:
         """Called once before anything else; a drafter with keys and values adds its plane here."""
+
+    def warm(self, target: Target, cache: Cache, progress: Progress) -> None:
+        """Learn what can be learnt from the target alone, before any request; keep it if there is a place for it."""
 
     def propose(self, seqs: Sequence[Seq], budget: Sequence[int], draw: Draw) -> Drafts:
         """At most budget[b] nodes for request b. Fewer is fine; none is plain decoding."""
@@ -35,6 +42,7 @@ class NoDrafter(Drafter):
     """Plain decoding."""
 
     draft_tokens = 0
+    chains = True
 
     def propose(self, seqs: Sequence[Seq], budget: Sequence[int], draw: Draw) -> Drafts:
         return Drafts.chains([[] for _ in seqs])

@@ -45,6 +45,7 @@ class ModelDrafter(Drafter):
         self.model, self.vocab_size = model, vocab_size
         self.vocabulary = min(vocabulary or vocab_size, vocab_size, model.vocab_size)
         self.width = min(width, self.vocabulary)
+        self.chains = self.width == 1
         self.rows = 0  # computed so far
         self._cache: Cache
         self._done: dict[int, int] = {}  # request id -> leading committed tokens the draft has computed

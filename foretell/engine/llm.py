@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from foretell.drafters.base import Drafter
 from foretell.engine.loop import Engine
 from foretell.engine.request import Completion, Event, Request
 from foretell.kv.cache import Cache
-from foretell.machine import free_memory
+from foretell.machine import cache_folder, free_memory
 from foretell.models.open import Opened, open_model
 from foretell.planner.fixed import FixedPlanner
 from foretell.types import Sampling, Seq
@@ -31,7 +31,8 @@ class LLM:
     """A language model, and a drafter that makes it faster without changing what it says.
 
     model: "smollm2-135m-instruct" (built in), a folder with config.json and safetensors, a .gguf file, or a hub id.
-    drafter: "none", "ngram", "model", "auto" (the draft model if there is one, else "ngram"), or a `Drafter` object.
+    drafter: "none", "ngram", "suffix", "recycling", several of these three joined by "+" into one tree, "model", "auto"
+    (the draft model if there is one, else "ngram"), or a `Drafter` object.
     draft_model: a model for drafter "model", of the same vocabulary. draft_tokens: at most this many nodes a round;
     "auto" is the drafter's own number. rule: how drafts are verified, "match", "ratio" or "block"; all are lossless,
     and under "match" the tokens are those of plain decoding with the same seed. dtype: "auto", "bfloat16", "float32",
@@ -76,8 +77,13 @@ class LLM:
             draft = open_model(draft_model, dtype=dtype, threads=threads, share=self.target)
             check_vocabularies(opened, draft)
         if isinstance(drafter, str):
-            parts = drafters.Parts(self.target, self.vocabulary, draft.target if draft else None)
+            kept = cache_folder() / "models" / opened.fingerprint
+            parts = drafters.Parts(self.target, self.vocabulary, draft.target if draft else None, verifier.trees, kept)
             drafter = drafters.build(drafter, parts)
+        if not verifier.trees and not drafter.chains:
+            raise ValueError(
+                f"rule {rule!r} verifies chains, and this drafter proposes trees: use rule 'match' or 'ratio'"
+            )
         self.drafter = drafter
         limit = draft_tokens if isinstance(draft_tokens, int) else drafter.draft_tokens
         per_token = self.target.kv_bytes() + (draft.target.kv_bytes() if draft else 0)
@@ -121,6 +127,12 @@ class LLM:
     def step(self) -> None:
         """One step of whatever runs."""
         self.engine.step()
+
+    @torch.inference_mode()
+    def warm(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Let the drafter learn from the model alone, without any data; what it learns is kept in the user's cache
+        folder and used from then on. Of the drafters here "recycling" does; for 135 M parameters that takes minutes."""
+        self.drafter.warm(self.target, self.engine.cache, progress)
 
     def submit(self, prompt: Prompt, sampling: Sampling | None = None) -> Request:
         """Add a request without running it: `step` does, and the request's outbox fills. `cancel` takes it back."""

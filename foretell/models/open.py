@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from foretell.models import native
 from foretell.models.base import Target
 from foretell.models.check import rows_are_independent
+from foretell.models.config import ModelConfig
 from foretell.models.hf import HFModel
 from foretell.models.hub import resolve
 from foretell.models.llama import LlamaModel
@@ -27,9 +29,12 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Opened:
+    """fingerprint: the same for the same weights in the same dtype, whatever the file's name."""
+
     target: Target
     text: Text | None
     name: str
+    fingerprint: str
 
 
 def open_model(
@@ -57,7 +62,10 @@ def open_model(
     if config is None:
         if backend == "native":
             raise ValueError(f"{checkpoint.folder_or_file}: the native kernels cannot run this architecture")
-        return Opened(HFModel(checkpoint, DTYPES.get(dtype), threads=threads, max_context=max_context), text, name)
+        other = HFModel(checkpoint, DTYPES.get(dtype), threads=threads, max_context=max_context)
+        return Opened(
+            other, text, name, _digest([str(checkpoint.hf_config).encode(), dtype.encode(), *_sizes(checkpoint)])
+        )
     if max_context is not None and max_context > config.max_positions:
         raise ValueError(f"max_context {max_context} is more than the model's {config.max_positions} positions")
     chosen = _dtype(checkpoint, dtype)
@@ -70,7 +78,27 @@ def open_model(
         max_context=max_context or config.max_positions,
         exact=rows_are_independent(ops, config.head_dim),
     )
-    return Opened(target, text, name)
+    return Opened(target, text, name, _fingerprint(checkpoint, config, chosen))
+
+
+def _fingerprint(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype) -> str:
+    last = config.num_layers - 1
+    names = ("norm.weight", "layers.0.self_attn.q_proj.weight", f"layers.{last}.mlp.down_proj.weight")
+    weights = [checkpoint.tensor(name).float().numpy().tobytes() for name in names]
+    return _digest([str(config).encode(), str(dtype).encode(), *weights])
+
+
+def _sizes(checkpoint: Checkpoint) -> list[bytes]:
+    """Size and time of each file of weights: what stands in for them where reading them takes long."""
+    files = sorted(checkpoint.folder_or_file.glob("*.safetensors"))
+    return [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}".encode() for file in files]
+
+
+def _digest(parts: list[bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part + b"\0")
+    return digest.hexdigest()[:20]
 
 
 def _dtype(checkpoint: Checkpoint, asked: str) -> torch.dtype:

@@ -21,6 +21,7 @@ class Block:
     """See the module."""
 
     lossless = True
+    trees = False
 
     def draw(self, logits: Tensor, keys: Keys, k: int) -> Picks:
         if k != 1:

@@ -24,6 +24,7 @@ class Match:
     """See the module. Its only state is a bounded store of noise already made, which changes time and nothing else."""
 
     lossless = True
+    trees = True
 
     def __init__(self, noise_bytes: int = NOISE_BYTES) -> None:
         self.noise_bytes = noise_bytes

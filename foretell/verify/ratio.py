@@ -33,6 +33,7 @@ class Ratio:
     """See the module."""
 
     lossless = True
+    trees = True
 
     def draw(self, logits: Tensor, keys: Keys, k: int) -> Picks:
         return sample(logits, keys, k)

@@ -29,6 +29,7 @@ class Rule(Protocol):
     """Both ends of the randomness: how drafts are drawn and how they are verified. Holds no state that shows."""
 
     lossless: bool
+    trees: bool  # it verifies more than chains
 
     def draw(self, logits: Tensor, keys: Keys, k: int) -> Picks:
         """`types.Draw`. At most one draw for a node in a round: a second would repeat the noise of the first."""

@@ -20,11 +20,16 @@ from tests.play import FIRST_ID, Stage
 
 MAKERS: dict[str, Callable[[], Drafter]] = {
     **{name: lambda name=name: build(name, Parts(table_target(), VOCAB, table_target(noise=0.2))) for name in METHODS},
+    **{
+        f"{name}{kind}": lambda name=name, trees=trees: build(name, Parts(table_target(), VOCAB, None, trees=trees))
+        for name in ("suffix", "recycling", "suffix+recycling+ngram")
+        for kind, trees in ((", trees", True), (", a chain", False))
+    },
     "model, width 2": lambda: ModelDrafter(table_target(noise=0.2), VOCAB, width=2),
     "model, width 5": lambda: ModelDrafter(table_target(noise=0.2), VOCAB, width=5),
 }
 EVERY = pytest.mark.parametrize("name", MAKERS)
-BY_RULE = [(name, rule) for name in MAKERS for rule in RULES if not (rule == "block" and "width" in name)]
+BY_RULE = [(name, rule) for name, make in MAKERS.items() for rule in RULES if rule != "block" or make().chains]
 SLOTS = 130  # too few for five: the scheduler preempts as well
 MODES = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 0.8}}
 
@@ -89,6 +94,9 @@ def containers(thing: Any, depth: int = 2) -> Iterator[tuple[str, Any]]:
     for name, value in vars(thing).items() if hasattr(thing, "__dict__") else ():
         if isinstance(value, dict | set | list | frozenset):
             yield name, value
+            for part in value if isinstance(value, list) else ():
+                if type(part).__module__.startswith("foretell.drafters"):
+                    yield from containers(part, depth - 1)
         elif depth and type(value).__module__.startswith("foretell.drafters"):
             yield from containers(value, depth - 1)
 
@@ -164,7 +172,7 @@ def test_what_is_left_behind_would_be_seen() -> None:
     stage = Stage(table_target(), drafter)
     request = stage.add([1, 2, 1], Sampling(seed=1, max_tokens=9, ignore_eos=True))
     stage.step()
-    assert left_behind(drafter, {request.seq.id}) == ["_indexes"] and request.seq.id == FIRST_ID
+    assert left_behind(drafter, {request.seq.id}) == ["known"] and request.seq.id == FIRST_ID
     model = MAKERS["model"]()
     stage = Stage(table_target(), model)
     stage.add([1, 2, 1], Sampling(seed=1, max_tokens=9, ignore_eos=True))
@@ -223,7 +231,9 @@ def test_nobody_to_draft_for_is_possible(name: str) -> None:
 
 
 def test_an_unknown_method_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="drafter 'nagram' is not one of none, ngram, model, auto"):
+    with pytest.raises(
+        ValueError, match="drafter 'nagram' is not one of none, ngram, suffix, recycling, model, auto, or"
+    ):
         check("nagram", False)
 
 

@@ -102,13 +102,13 @@ def test_a_round_costs_the_same_in_a_long_text() -> None:
     for length in (100, 1000, 20000):
         seq, drafter = make([i * i % 251 for i in range(length)]), NgramDrafter(3)
         propose(drafter, seq, 4)
-        index, done = drafter._indexes[seq.id]
+        index, done = drafter._lookup.known[seq.id]
         counting = Counting(index)
-        drafter._indexes[seq.id] = (counting, done)
+        drafter._lookup.known[seq.id] = (counting, done)
         for added in (1, 5, 3):
             seq.tokens += [7] * added
             propose(drafter, seq, 4)
-        assert drafter._indexes[seq.id][0] is counting, "the index was made anew"
+        assert drafter._lookup.known[seq.id][0] is counting, "the index was made anew"
         costs.append(counting.insertions)
     assert costs == [3 * (1 + 5 + 3)] * 3
 

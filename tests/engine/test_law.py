@@ -19,8 +19,7 @@ from foretell.engine.stats import Stats
 from foretell.models.table import TableTarget
 from foretell.planner.fixed import FixedPlanner
 from foretell.types import Drafts, Keys, Law, Sampling, Seq, Verdict
-from foretell.verify import Rule
-from foretell.verify import make_rule
+from foretell.verify import Rule, make_rule
 from foretell.verify.ratio import Ratio, proposal
 from foretell.verify.rule import ROOT, Coins, Tree, Walk, drive, keyed_coins, plant, probabilities
 from tests.play import Stage

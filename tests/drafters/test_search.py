@@ -1,0 +1,238 @@
+"""Sources and their tree: what each must find, what calibration learns, and that work and memory are bounded."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from foretell.drafters import Parts, build, check
+from foretell.drafters.base import NoDrafter
+from foretell.drafters.index import RECENT, Index, Past
+from foretell.drafters.ngram import NgramSource
+from foretell.drafters.recycling import WIDTH, RecyclingSource, load_matrix, save_matrix, warm_matrix
+from foretell.drafters.search import Calibration, Guess, SearchDrafter, Source
+from foretell.drafters.suffix import SuffixSource
+from foretell.kv.cache import Cache
+from foretell.models.top import top_tokens
+from foretell.types import Keys, Picks, Sampling, Seq
+from tests.conftest import VOCAB, run, table_target, tiny_llama
+
+
+def no_draw(logits: torch.Tensor, keys: Keys, k: int) -> Picks:
+    raise AssertionError("sources draw nothing")
+
+
+def text(tokens: list[int], id: int = 1, prompt: int | None = None) -> Seq:
+    return Seq(id, tokens, len(tokens) if prompt is None else prompt, Sampling(), 0)
+
+
+def proposed(drafter: SearchDrafter, seq: Seq, budget: int) -> list[tuple[int, ...]]:
+    """The paths of the nodes."""
+    tokens, parents = drafter.propose([seq], [budget], no_draw).trees()[0]
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append(((*paths[parent], token)) if parent >= 0 else (token,))
+    return paths
+
+
+class Scripted(Source):
+    def __init__(self, chances: list[float], known: dict[tuple[int, ...], list[Guess]]) -> None:
+        self.kinds, self.known = chances, known
+
+    def view(self, seq: Seq) -> Scripted:
+        return self
+
+    def guesses(self, path: tuple[int, ...]) -> list[Guess]:
+        return self.known.get(path, [])
+
+
+def test_the_likeliest_nodes_of_all_sources_fill_one_budget() -> None:
+    one = Scripted([0.9, 0.2], {(): [(5, 0), (6, 1)], (5,): [(7, 0)], (5, 7): [(8, 1)]})
+    two = Scripted([0.5], {(): [(6, 0), (9, 0)], (6,): [(4, 0)]})
+    drafter = SearchDrafter([one, two])
+    paths = proposed(drafter, text([1, 2]), 5)
+    # 5: .9, 5 7: .81, 6: 1 - .8 * .5 = .6 for both guess it, 9: .5, 6 4: .3, 5 7 8: .162
+    assert paths == [(5,), (5, 7), (6,), (9,), (6, 4)]
+
+
+def test_a_chain_takes_the_likeliest_child_only() -> None:
+    one = Scripted([0.9, 0.2], {(): [(5, 0), (6, 1)], (5,): [(7, 1), (8, 0)]})
+    assert proposed(SearchDrafter([one], width=1), text([1]), 6) == [(5,), (5, 8)]
+
+
+def test_calibration_replaces_belief_by_what_came_true() -> None:
+    calibration = Calibration([0.9, 0.1])
+    for i in range(400):
+        calibration.learn(0, i % 4 == 0)
+    assert 0.25 < calibration.chance[0] < 0.32 and calibration.chance[1] == 0.1
+
+
+def test_a_source_that_is_wrong_loses_its_place() -> None:
+    """On a text that the first source always misjudges, the second comes first after some rounds."""
+    target = table_target()
+    plain = run(target, NoDrafter(), [[3, 4]], [Sampling(temperature=0, max_tokens=60, ignore_eos=True)])[0].token_ids
+    full = [3, 4, *plain]
+
+    class Knows(Source):
+        kinds = (0.3,)
+
+        def view(self, seq: Seq) -> Knows:
+            self.length = len(seq.tokens)
+            return self
+
+        def guesses(self, path: tuple[int, ...]) -> list[Guess]:
+            at = self.length + len(path)
+            right = at < len(full) and full[self.length : at] == list(path)
+            return [(full[at], 0)] if right else []
+
+    class Errs(Knows):
+        kinds = (0.8,)
+
+        def guesses(self, path: tuple[int, ...]) -> list[Guess]:
+            return [((token + 1) % VOCAB, kind) for token, kind in super().guesses(path)]
+
+    drafter = SearchDrafter([Errs(), Knows()])
+    sampling = Sampling(temperature=0, max_tokens=60, ignore_eos=True)
+    done = run(target, drafter, [[3, 4]], [sampling], draft_tokens=1)[0]
+    assert done.token_ids == plain
+    assert done.stats.accepted >= 8, "with room for one node the right source must have won it"
+
+
+def test_suffix_finds_a_passage_again_after_an_edit() -> None:
+    """Sixty tokens, then the same with one changed: every draft within the copy is right, and one after the edit is."""
+    source = random.Random(2)
+    passage = [source.randrange(10, 1000) for _ in range(60)]
+    copy = [*passage[:30], 7, *passage[31:]]
+    drafter = SearchDrafter([SuffixSource()])
+    hits = 0
+    for at in range(3, 60):
+        seq = text([*passage, 5, *copy[:at]])
+        hits += any(path == (copy[at],) for path in proposed(drafter, seq, 6))
+        drafter.forget(seq)
+    assert hits >= 57 - 3, "more was lost than the edit and the token after it"
+
+
+def test_suffix_remembers_past_responses_and_only_so_many() -> None:
+    source = SuffixSource(past=100)
+    drafter = SearchDrafter([source])
+    first = text(list(range(100, 160)), id=1, prompt=10)
+    source.view(first)
+    drafter.forget(first)
+    assert proposed(drafter, text([1, 120, 121, 122], id=2), 3)[-1] == (123, 124, 125)
+    unanswered = text(list(range(300, 340)), id=3)
+    source.view(unanswered)
+    drafter.forget(unanswered)
+    assert proposed(drafter, text([1, 310, 311, 312], id=4), 3) == [], "a request that said nothing is no response"
+    second = text(list(range(200, 280)), id=5, prompt=10)
+    source.view(second)
+    drafter.forget(second)
+    assert proposed(drafter, text([1, 120, 121, 122], id=6), 3) == [], "the oldest goes when there are too many"
+    assert proposed(drafter, text([1, 220, 221, 222], id=7), 3) != []
+
+
+def test_what_many_responses_say_costs_no_more_than_what_one_says() -> None:
+    """The same run of tokens in a thousand texts leaves a bounded number of places to look at."""
+    past = Past(3, 10**6)
+    for _ in range(1000):
+        past.add([1, 2, 3, 4, 5])
+    assert len(past.index.find([1, 2, 3])) <= RECENT
+    index = Index((1, 2))
+    index.add([1] * 500, 0, 500)
+    assert len(index.find([1, 1, 1])) <= RECENT
+
+
+def test_a_dropped_text_leaves_nothing_behind() -> None:
+    past = Past(3, 20)
+    for i in range(50):
+        past.add(list(range(10 * i, 10 * i + 10)))
+    assert past.tokens <= 20
+    assert sum(len(places) for places in past.index._places.values()) <= 20
+
+
+def test_recycling_is_right_on_the_second_pass_over_a_text() -> None:
+    """A target that looks at the last token alone: what it took after each is all there is to know."""
+    target = table_target()
+    target.table[1:] = 0
+    drafter = SearchDrafter([RecyclingSource(VOCAB)])
+    sampling = Sampling(temperature=0, max_tokens=40, ignore_eos=True)
+    first = run(target, drafter, [[5, 9]], [sampling], draft_tokens=8)[0]
+    again = run(target, drafter, [[5, 9]], [sampling], draft_tokens=8)[0]
+    assert again.token_ids == first.token_ids
+    assert again.stats.rounds < first.stats.rounds and again.stats.tokens_per_round > 4
+
+
+def test_recycling_keeps_what_the_target_said_of_rejected_nodes_too() -> None:
+    target = table_target()
+    source = RecyclingSource(VOCAB)
+    run(target, SearchDrafter([source]), [[3, 4]], [Sampling(temperature=0, max_tokens=3, ignore_eos=True)])
+    known = set(np.flatnonzero(source.matrix[:, 0] >= 0).tolist())
+    assert 4 in known and source.matrix[4, 0] == int(target.logits([3, 4]).argmax())
+
+
+@pytest.mark.parametrize("kind", [table_target, tiny_llama])
+def test_the_warm_start_is_what_the_target_says_of_each_token(kind: object) -> None:
+    target = kind()  # type: ignore[operator]
+    cache = Cache(64, 2, 64)
+    target.attach(cache, "target")
+    seen: list[tuple[int, int]] = []
+    with torch.inference_mode():
+        matrix = warm_matrix(target, cache, lambda done, total: seen.append((done, total)))
+    cache.check()
+    assert cache.available == 64 and seen[-1] == (VOCAB, VOCAB)
+    for token in (0, 7, 23):
+        alone = run(target, NoDrafter(), [[0, token]], [Sampling(temperature=0, max_tokens=1, ignore_eos=True)])[0]
+        assert matrix[token, 0] == alone.token_ids[0]
+        assert len(set(matrix[token].tolist())) == WIDTH
+
+
+def test_a_matrix_is_saved_whole_and_read_only_if_it_fits(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "successors.npy"
+    matrix = np.arange(5 * WIDTH, dtype=np.int32).reshape(5, WIDTH) % 5
+    save_matrix(path, matrix)
+    assert [p.name for p in path.parent.iterdir()] == ["successors.npy"]
+    loaded = load_matrix(path, 5)
+    assert loaded is not None and (loaded == matrix).all()
+    assert (RecyclingSource(5, path).matrix == matrix).all()
+    assert load_matrix(path, 6) is None, "another vocabulary"
+    path.write_bytes(path.read_bytes()[:-7])
+    assert load_matrix(path, 5) is None, "cut off"
+    assert (RecyclingSource(5, path).matrix == -1).all()
+
+
+def test_top_tokens_order_and_ties() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randint(0, 40, (7, 1003), generator=generator).float()  # many ties
+    expected = torch.sort(logits, dim=-1, descending=True, stable=True).indices[:, :8].int().numpy()
+    assert (top_tokens(logits, 8) == expected).all()
+    assert (top_tokens(logits.double(), 8) == expected).all()
+    assert (top_tokens(logits[:, :5].contiguous(), 5) == np.argsort(-logits[:, :5].numpy(), kind="stable")).all()
+
+
+def test_the_best_member_is_not_lost_in_a_mixture() -> None:
+    """On a text that n-grams know well, the mixture needs about as few rounds although it has more to choose from."""
+    target = table_target()
+    prompt = [1, 2, 3, 4, 5, 6] * 4
+    sampling = Sampling(temperature=0, max_tokens=40, ignore_eos=True)
+    sources = {"ngram": [NgramSource()], "mixed": [NgramSource(), SuffixSource(0), RecyclingSource(VOCAB)]}
+    rounds = {k: run(target, SearchDrafter(v), [prompt], [sampling])[0].stats.rounds for k, v in sources.items()}
+    assert rounds["mixed"] <= rounds["ngram"] + 1 < 40
+
+
+def test_names_are_joined_or_refused_in_one_sentence() -> None:
+    check("suffix+recycling+ngram", False)
+    for name, message in {
+        "suffix+model": "'model' cannot be joined",
+        "suffix+suffix": "names a member twice",
+        "suffix+magic": "drafter 'magic' is not one of",
+        "suffix+": "drafter '' is not one of",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            check(name, False)
+    with pytest.raises(ValueError, match="no use for a draft_model"):
+        check("suffix+recycling", True)
+    assert build("suffix+ngram", Parts(table_target(), VOCAB, None, trees=False)).chains
+    assert not build("suffix+ngram", Parts(table_target(), VOCAB, None)).chains
