@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 .PHONY: run test test-identity format clean
 
 run: $(VENV)/installed  ## install, fetch the default model, stream an answer and compare with plain decoding
-	$(BIN)/foretell generate --chat "List the numbers from one to twenty in words, then repeat the list." --max-tokens 128 --temperature 0 --compare
+	$(BIN)/foretell generate --chat "List the numbers from one to twenty in words, one on each line." --max-tokens 128 --temperature 0 --compare
 
 test: $(VENV)/tests  ## everything but the slow tests
 	$(BIN)/ruff check .

@@ -28,7 +28,8 @@ CONTEXT = 96
 
 @pytest.fixture(autouse=True)
 def one_torch_thread() -> None:
-    """The targets here are tiny: waking threads would take longer than their work."""
+    """PyTorch's threads spin while they wait for one another: for tiny targets that takes longer than their work, and
+    on a machine that others use it takes for ever."""
     torch.set_num_threads(1)
 
 

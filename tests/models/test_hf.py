@@ -65,12 +65,10 @@ DEEPSEEK = {
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """One thread, and transformers keeps its advice about tiny configurations to itself."""
-    threads, verbosity = torch.get_num_threads(), logging.get_verbosity()
-    torch.set_num_threads(1)
+    """transformers keeps its advice about tiny configurations to itself."""
+    verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     yield
-    torch.set_num_threads(threads)
     logging.set_verbosity(verbosity)
 
 

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -29,14 +28,6 @@ BUILT = kernels.library()
 pytestmark = pytest.mark.skipif(BUILT is None, reason="no native kernels: there is no C++ compiler here")
 DTYPES = [torch.bfloat16, torch.float32]
 REFERENCE = TorchOps(torch.float32)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3])

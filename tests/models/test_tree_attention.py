@@ -7,7 +7,7 @@ is compared bit for bit with the same tokens decoded one a pass.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -36,15 +36,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "window": {"architecture": "MistralForCausalLM", "sliding_window": 21, "num_key_value_heads": 1},
     "qk_norm": {"architecture": "Qwen3ForCausalLM", "head_dim": 32},
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """PyTorch's threads spin while they wait for one another, which takes for ever on a machine that others use."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def random_tree(rng: random.Random, vocab: int, nodes: int) -> Tree:
