@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from foretell.bench.run import Run, fresh_rule
+from foretell.bench.run import Run, afresh
 from foretell.engine.llm import LLM
 from foretell.types import Sampling
 
@@ -56,7 +56,7 @@ def compare(drafted: Run, llm: LLM, sampling: Sampling, stopping: Callable[[], b
 
 
 def _finished(llm: LLM, prompt: list[int], sampling: Sampling, stopping: Callable[[], bool]) -> Run:
-    fresh_rule(llm)
+    afresh(llm)
     run = Run(llm, prompt, sampling, stopping=stopping)
     run.finish()
     return run

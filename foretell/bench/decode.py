@@ -18,7 +18,7 @@ from foretell.bench.against import Other
 from foretell.bench.compare import first_difference
 from foretell.bench.forward import TimedTarget, row_times, timed
 from foretell.bench.prompts import encoded
-from foretell.bench.run import Run, fresh_rule, warm_up
+from foretell.bench.run import Run, afresh, warm_up
 from foretell.engine.llm import LLM
 from foretell.engine.stats import Stats
 from foretell.machine import cores
@@ -96,7 +96,7 @@ class _Bench:
         outputs: dict[str, list[int]] = {}
         for engine in (PLAIN, DRAFTED) if repetition % 2 == 0 else (DRAFTED, PLAIN):
             sampling = self.settings.sampling(0 if engine == PLAIN else None)
-            fresh_rule(self.llm)
+            afresh(self.llm)
             run = Run(self.llm, result.prompt, sampling, meter=lambda: target.seconds)
             outputs[engine] = run.finish().token_ids
             result.add(engine, run.decode_s, run.decoded)

@@ -94,9 +94,11 @@ class Run:
         }
 
 
-def fresh_rule(llm: LLM) -> None:
-    """Forget what a rule remembers of earlier runs: noise made for one seed is free for the next run of that seed."""
+def afresh(llm: LLM) -> None:
+    """Forget earlier runs: a rule's noise is free for the next run of its seed, and a drafter that remembers an answer
+    knows the next one to the same prompt by heart."""
     llm.engine.rule = type(llm.engine.rule)()
+    llm.drafter.reset()
 
 
 def warm_up(llm: LLM) -> None:
@@ -105,3 +107,4 @@ def warm_up(llm: LLM) -> None:
     prompt = (list(range(size)) * 3)[: max(1, llm.max_context - 8)]
     for draft_tokens in (None, 0):
         Run(llm, prompt, Sampling(temperature=0, max_tokens=6, ignore_eos=True, draft_tokens=draft_tokens)).finish()
+    afresh(llm)

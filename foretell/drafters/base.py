@@ -24,6 +24,9 @@ class Drafter:
     def warm(self, target: Target, cache: Cache, progress: Progress) -> None:
         """Learn what can be learnt from the target alone, before any request; keep it if there is a place for it."""
 
+    def reset(self) -> None:
+        """Drop what was learnt from requests; what `warm` learnt stays. Benchmarks ask for it between two runs."""
+
     def propose(self, seqs: Sequence[Seq], budget: Sequence[int], draw: Draw) -> Drafts:
         """At most budget[b] nodes for request b. Fewer is fine; none is plain decoding."""
         raise NotImplementedError

@@ -34,12 +34,17 @@ class RecyclingSource(Source):
     def __init__(self, vocab_size: int, saved: Path | None = None) -> None:
         loaded = load_matrix(saved, vocab_size) if saved else None
         self.matrix = empty_matrix(vocab_size) if loaded is None else loaded  # int32 [V, WIDTH], -1 is unknown
+        self._start = self.matrix.copy()
         self._saved = saved
 
     def warm(self, target: Target, cache: Cache, progress: Progress) -> None:
-        self.matrix = warm_matrix(target, cache, progress)
+        self._start = warm_matrix(target, cache, progress)
+        self.reset()
         if self._saved:
-            save_matrix(self._saved, self.matrix)
+            save_matrix(self._saved, self._start)
+
+    def reset(self) -> None:
+        self.matrix = self._start.copy()
 
     def observe(self, seen: Seen) -> None:
         if len(seen.logits):

@@ -50,6 +50,9 @@ class Source:
     def warm(self, target: Target, cache: Cache, progress: Progress) -> None:
         """Learn what can be learnt from the target alone, before any request."""
 
+    def reset(self) -> None:
+        """Drop what was learnt from requests; what `warm` learnt stays."""
+
     def observe(self, seen: Seen) -> None:
         """Learn from what the target computed."""
 
@@ -94,7 +97,7 @@ class SearchDrafter(Drafter):
             raise ValueError("a search needs at least one source and a width of at least 1")
         self.sources, self.width = list(sources), width
         self.chains = width == 1
-        self._calibrations = [Calibration(source.kinds) for source in sources]
+        self._calibrations = [Calibration(source.kinds) for source in self.sources]
         self._trees: dict[int, Tree] = {}  # request id -> its last tree
 
     def attach(self, cache: Cache) -> None:
@@ -104,6 +107,11 @@ class SearchDrafter(Drafter):
     def warm(self, target: Target, cache: Cache, progress: Progress) -> None:
         for source in self.sources:
             source.warm(target, cache, progress)
+
+    def reset(self) -> None:
+        self._calibrations = [Calibration(source.kinds) for source in self.sources]
+        for source in self.sources:
+            source.reset()
 
     def admit(self, seq: Seq) -> None:
         for source in self.sources:

@@ -32,8 +32,12 @@ class SuffixSource(Source):
     )
 
     def __init__(self, past: int = 200_000) -> None:
+        self._capacity = past
         self._past = Past(3, past) if past else None
         self._own: dict[int, tuple[Index, list[int], int]] = {}  # request id -> index, its text, tokens indexed
+
+    def reset(self) -> None:
+        self._past = Past(3, self._capacity) if self._capacity else None
 
     def forget(self, seq: Seq) -> None:
         index, _, _ = self._own.pop(seq.id, (None, [], 0))

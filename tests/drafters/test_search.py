@@ -236,3 +236,16 @@ def test_names_are_joined_or_refused_in_one_sentence() -> None:
         check("suffix+recycling", True)
     assert build("suffix+ngram", Parts(table_target(), VOCAB, None, trees=False)).chains
     assert not build("suffix+ngram", Parts(table_target(), VOCAB, None)).chains
+
+
+def test_a_reset_drafter_knows_no_earlier_answer() -> None:
+    """A benchmark that runs a prompt twice must not meet a drafter that knows the answer by heart."""
+    target, prompt = table_target(), [3, 4]
+    sampling = Sampling(temperature=0, max_tokens=40, ignore_eos=True)
+    sources = [SuffixSource(), RecyclingSource(VOCAB)]
+    drafter = SearchDrafter(sources)
+    first, known = (run(target, drafter, [prompt], [sampling])[0] for _ in range(2))
+    drafter.reset()
+    again = run(target, drafter, [prompt], [sampling])[0]
+    assert first.token_ids == known.token_ids == again.token_ids
+    assert known.stats.rounds < first.stats.rounds == again.stats.rounds
