@@ -191,6 +191,25 @@ class Rows:
     trail_indptr: Tensor | None = None  # int64 [R+1]  drafters only: what lies between the context and a row of parent
     trail: Tensor | None = None  # int32 [*]  -1: slots of tokens computed in earlier passes but not committed yet
 
+    @staticmethod
+    def of(
+        seq: Seq, tokens: Sequence[int], parents: Sequence[int], slots: Sequence[int], want: Sequence[int] | None = None
+    ) -> Rows:
+        """Rows of one request behind its committed tokens. want: None is every row."""
+        positions: list[int] = []
+        for parent in parents:
+            positions.append(seq.cached if parent < 0 else positions[parent] + 1)
+        return Rows(
+            indptr=torch.tensor([0, len(tokens)], dtype=torch.int32),
+            tokens=torch.tensor(tokens, dtype=torch.int64),
+            positions=torch.tensor(positions, dtype=torch.int64),
+            parents=torch.tensor(parents, dtype=torch.int32),
+            slots=torch.tensor(slots, dtype=torch.int64),
+            want=torch.arange(len(tokens)) if want is None else torch.tensor(want, dtype=torch.int64),
+            tables=torch.tensor([seq.table], dtype=torch.int32),
+            context=torch.tensor([seq.cached], dtype=torch.int32),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Keys:

@@ -84,16 +84,7 @@ def _forward(llm: LLM, seq: Seq, size: int) -> float:
     if not cache.reserve(seq, size):
         raise RuntimeError(f"the cache has no {size} free slots: a request is still running")
     first = seq.cached
-    rows = Rows(
-        indptr=torch.tensor([0, size], dtype=torch.int32),
-        tokens=torch.tensor(seq.tokens[first : first + size]),
-        positions=torch.arange(first, first + size),
-        parents=torch.arange(-1, size - 1, dtype=torch.int32),
-        slots=torch.tensor(cache.reserved(seq)),
-        want=torch.arange(size),
-        tables=torch.tensor([seq.table], dtype=torch.int32),
-        context=torch.tensor([first], dtype=torch.int32),
-    )
+    rows = Rows.of(seq, seq.tokens[first : first + size], range(-1, size - 1), cache.reserved(seq))
     started = time.perf_counter()
     llm.target.forward(rows, cache)
     return time.perf_counter() - started

@@ -80,27 +80,13 @@ def warm_matrix(target: Target, cache: Cache, progress: Progress = lambda done, 
         for start in range(0, target.vocab_size, size):
             tokens = range(start, min(start + size, target.vocab_size))
             cache.reserve(seq, len(tokens) + 1)
-            rows = _siblings(tokens, seq.table, cache.reserved(seq))
+            parents = [-1, *[0] * len(tokens)]  # token 0, and the others as its children
+            rows = Rows.of(seq, [0, *tokens], parents, cache.reserved(seq), range(1, len(tokens) + 1))
             matrix[start : tokens.stop] = top_tokens(target.forward(rows, cache).logits, WIDTH)
             progress(tokens.stop, target.vocab_size)
     finally:
         cache.release(seq)
     return matrix
-
-
-def _siblings(tokens: Sequence[int], table: int, slots: Sequence[int]) -> Rows:
-    """One row of token 0, and the tokens as its children."""
-    count = len(tokens)
-    return Rows(
-        indptr=torch.tensor([0, count + 1], dtype=torch.int32),
-        tokens=torch.tensor([0, *tokens]),
-        positions=torch.tensor([0, *[1] * count]),
-        parents=torch.tensor([-1, *[0] * count], dtype=torch.int32),
-        slots=torch.tensor(slots),
-        want=torch.arange(1, count + 1),
-        tables=torch.tensor([table], dtype=torch.int32),
-        context=torch.tensor([0], dtype=torch.int32),
-    )
 
 
 def load_matrix(path: Path, vocab_size: int) -> np.ndarray | None:

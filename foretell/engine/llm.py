@@ -17,7 +17,7 @@ from foretell.engine.loop import Engine
 from foretell.engine.request import Completion, Event, Request
 from foretell.kv.cache import Cache
 from foretell.machine import cache_folder, free_memory
-from foretell.models.open import Opened, open_model
+from foretell.models.open import Opened, open_model, whole
 from foretell.planner.fixed import FixedPlanner
 from foretell.types import Sampling, Seq
 from foretell.verify import make_rule
@@ -57,13 +57,9 @@ class LLM:
     ) -> None:
         if device not in ("auto", "cpu"):
             raise ValueError(f"device {device!r} is not supported: foretell runs on 'cpu' so far")
-        _whole("max_batch", max_batch, 1)
-        if threads is not None:
-            _whole("threads", threads, 1)
-        if max_context is not None:
-            _whole("max_context", max_context, 2)
+        whole("max_batch", max_batch, 1)
         if draft_tokens != "auto":
-            _whole("draft_tokens", draft_tokens, 0, also="'auto' or ")
+            whole("draft_tokens", draft_tokens, 0, also="'auto' or ")
         if isinstance(drafter, str):
             drafters.check(drafter, draft_model is not None)
         elif not isinstance(drafter, Drafter):
@@ -259,8 +255,3 @@ def _samplings(sampling: Samplings, count: int) -> list[Sampling]:
     if len(each) != count:
         raise ValueError(f"{len(each)} samplings were given for {count} prompts: give one, or one for each")
     return each
-
-
-def _whole(name: str, value: Any, least: int, also: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be {also}a whole number of at least {least}, not {value!r}")

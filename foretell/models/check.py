@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from foretell.kv.cache import Cache
@@ -53,7 +55,7 @@ def _computed(model: LlamaModel, cache: Cache, tokens: list[int], chunks: list[i
         cache.reserve(seq, size)
         first = seq.cached
         new = tokens[first : first + size]
-        logits.append(_forward(model, cache, seq, new, list(range(-1, size - 1)), list(range(first, first + size))))
+        logits.append(_forward(model, cache, seq, new, range(-1, size - 1)))
         cache.commit(seq, range(size))
     cache.release(seq)
     return torch.cat(logits)
@@ -63,20 +65,18 @@ def _branched(model: LlamaModel, cache: Cache, tokens: list[int], start: int) ->
     """[LENGTH - start, V]: logits of the tokens from start on, every one of which has a sibling before it."""
     seq = _fresh(cache, tokens)
     cache.reserve(seq, start)
-    _forward(model, cache, seq, tokens[:start], list(range(-1, start - 1)), list(range(start)))
+    _forward(model, cache, seq, tokens[:start], range(-1, start - 1))
     cache.commit(seq, range(start))
     rows: list[int] = []
     parents: list[int] = []
-    positions: list[int] = []
     branch: list[int] = []
     for position in range(start, len(tokens)):
         parent = branch[-1] if branch else -1
         rows += [(tokens[position] + 1) % 48, tokens[position]]
         parents += [parent, parent]
-        positions += [position, position]
         branch.append(len(rows) - 1)
     cache.reserve(seq, len(rows))
-    logits = _forward(model, cache, seq, rows, parents, positions)[branch]
+    logits = _forward(model, cache, seq, rows, parents)[branch]
     cache.release(seq)
     return logits
 
@@ -87,18 +87,6 @@ def _fresh(cache: Cache, tokens: list[int]) -> Seq:
     return seq
 
 
-def _forward(
-    model: LlamaModel, cache: Cache, seq: Seq, tokens: list[int], parents: list[int], positions: list[int]
-) -> torch.Tensor:
-    count = len(tokens)
-    rows = Rows(
-        indptr=torch.tensor([0, count], dtype=torch.int32),
-        tokens=torch.tensor(tokens),
-        positions=torch.tensor(positions),
-        parents=torch.tensor(parents, dtype=torch.int32),
-        slots=torch.tensor(cache.reserved(seq)[:count]),
-        want=torch.arange(count),
-        tables=torch.tensor([seq.table], dtype=torch.int32),
-        context=torch.tensor([seq.cached], dtype=torch.int32),
-    )
-    return model.forward(rows, cache).logits.clone()
+def _forward(model: LlamaModel, cache: Cache, seq: Seq, tokens: list[int], parents: Sequence[int]) -> torch.Tensor:
+    """[len(tokens), V]"""
+    return model.forward(Rows.of(seq, tokens, parents, cache.reserved(seq)), cache).logits.clone()

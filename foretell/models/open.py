@@ -51,10 +51,10 @@ def open_model(
     threads the new one uses too. ValueError, in one sentence, for whatever cannot be opened."""
     if dtype != "auto" and dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads must be at least 1, not {threads}")
-    if max_context is not None and max_context < 2:
-        raise ValueError(f"max_context must be at least 2, not {max_context}")
+    if threads is not None:
+        whole("threads", threads, 1)
+    if max_context is not None:
+        whole("max_context", max_context, 2)
     checkpoint = open_checkpoint(resolve(model))
     text = load_text(checkpoint)
     name = str(model) if isinstance(model, str) and not Path(model).exists() else checkpoint.folder_or_file.name
@@ -79,6 +79,12 @@ def open_model(
         exact=rows_are_independent(ops, config.head_dim),
     )
     return Opened(target, text, name, _fingerprint(checkpoint, config, chosen))
+
+
+def whole(name: str, value: object, least: int, also: str = "") -> None:
+    """ValueError unless value is a whole number of at least `least`; also: what else the sentence offers."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be {also}a whole number of at least {least}, not {value!r}")
 
 
 def _fingerprint(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype) -> str:
