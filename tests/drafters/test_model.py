@@ -9,7 +9,8 @@ import pytest
 from torch import Tensor
 
 from foretell.drafters.base import NoDrafter
-from foretell.drafters.model import CHUNK, ModelDrafter
+from foretell.drafters.model import ModelDrafter
+from foretell.drafters.passes import CHUNK
 from foretell.kv.cache import Cache
 from foretell.kv.prefix import PAGE
 from foretell.models.base import Target
