@@ -29,7 +29,9 @@ class Sampling:
     model's own. ignore_eos: go on after the model's own stop ids. min_tokens: no stop id or stop string
     before this many tokens. logprobs: number of alternatives reported beside each token (0: the token's
     own alone), log-probabilities of the model before penalties and temperature. draft_tokens: at most
-    this many draft nodes a round for this request; 0 is plain decoding.
+    this many draft nodes a round for this request; 0 is plain decoding. prediction: what the answer will probably be
+    like, as text or token ids (OpenAI's predicted outputs): drafted where it fits, of no influence on the answer.
+    private: what drafters learn from this request ends with it, and they draft from no other request's text.
     """
 
     temperature: float = 1.0
@@ -48,6 +50,8 @@ class Sampling:
     ignore_eos: bool = False
     logprobs: int | None = None
     draft_tokens: int | None = None
+    prediction: str | Sequence[int] | None = None
+    private: bool = False
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
@@ -94,6 +98,12 @@ class Sampling:
             raise ValueError(f"stop must be a non-empty string or a list of them, not {self.stop!r}")
         if any(isinstance(t, bool) or not isinstance(t, int) for t in self.stop_token_ids):
             raise ValueError(f"stop_token_ids must be token ids, not {self.stop_token_ids!r}")
+        if self.prediction is not None and not isinstance(self.prediction, str):
+            if not isinstance(self.prediction, Iterable) or isinstance(self.prediction, bytes | Mapping):
+                raise ValueError(f"prediction must be a text or a list of token ids, not {self.prediction!r}")
+            object.__setattr__(self, "prediction", tuple(self.prediction))
+        if not isinstance(self.private, bool):
+            raise ValueError(f"private must be True or False, not {self.private!r}")
         for token, bias in bias_of.items():
             if isinstance(token, bool) or not isinstance(token, int):
                 raise ValueError(f"logit_bias maps token ids to numbers; {token!r} is not a token id")
@@ -116,6 +126,7 @@ class Seq:
     sampling: Sampling
     seed: int  # 64 bits, always set
     stop_ids: frozenset[int] = frozenset()  # the model's own and the request's
+    prediction: Sequence[int] = ()  # what may follow the prompt, as the caller says
     cached: int = 0  # the cache holds tokens[:cached]; cached <= len(tokens) - 1
     table: int = -1  # this request's line of the cache's slot table; -1 while it holds none
     rounds: int = 0  # verifications so far

@@ -9,6 +9,7 @@ from pathlib import Path
 from foretell.drafters.base import Drafter, NoDrafter
 from foretell.drafters.model import ModelDrafter
 from foretell.drafters.ngram import NgramDrafter, NgramSource
+from foretell.drafters.prediction import PredictionSource
 from foretell.drafters.recycling import RecyclingSource
 from foretell.drafters.search import SearchDrafter, Source
 from foretell.drafters.suffix import SuffixSource
@@ -40,21 +41,17 @@ def _model(parts: Parts) -> Drafter:
     return ModelDrafter(parts.draft_model, parts.target.vocab_size, vocabulary=parts.vocabulary)
 
 
-def _recycling(parts: Parts) -> Source:
-    saved = parts.folder / "successors.npy" if parts.folder else None
-    return RecyclingSource(parts.target.vocab_size, saved)
-
-
 # what can share one tree, under the names that "+" joins
 SOURCES: dict[str, Callable[[Parts], Source]] = {
     "ngram": lambda parts: NgramSource(),
     "suffix": lambda parts: SuffixSource(),
-    "recycling": _recycling,
+    "recycling": lambda parts: RecyclingSource(parts.target.vocab_size),
+    "prediction": lambda parts: PredictionSource(),
 }
 
 
 def _search(*names: str) -> Callable[[Parts], Drafter]:
-    return lambda parts: SearchDrafter([SOURCES[name](parts) for name in names], width=None if parts.trees else 1)
+    return lambda parts: SearchDrafter({name: SOURCES[name](parts) for name in names}, width=None if parts.trees else 1)
 
 
 METHODS: dict[str, Method] = {
@@ -62,6 +59,7 @@ METHODS: dict[str, Method] = {
     "ngram": Method(lambda parts: NgramDrafter()),
     "suffix": Method(_search("suffix")),
     "recycling": Method(_search("recycling")),
+    "prediction": Method(_search("prediction")),
     "model": Method(_model, True),
     "auto": Method(lambda parts: NgramDrafter() if parts.draft_model is None else _model(parts), None),
 }
@@ -89,4 +87,7 @@ def check(name: str, has_draft_model: bool) -> None:
 def build(name: str, parts: Parts) -> Drafter:
     """The drafter of that name; `check` it first."""
     members = name.split("+")
-    return METHODS[name].build(parts) if len(members) == 1 else _search(*members)(parts)
+    drafter = METHODS[name].build(parts) if len(members) == 1 else _search(*members)(parts)
+    if parts.folder:
+        drafter.load(parts.folder)
+    return drafter

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from foretell.kv.cache import Cache
 from foretell.models.base import Target
@@ -17,15 +18,22 @@ class Drafter:
     taps: tuple[int, ...] = ()  # target layers whose inputs `observe` wants; asked for only if non-empty
     draft_tokens: int = 4  # nodes a round unless the user asks for another number
     chains: bool = False  # every tree it proposes is a chain
+    predicts: bool = False  # it drafts from `Seq.prediction` too
 
     def attach(self, cache: Cache) -> None:
         """Called once before anything else; a drafter with keys and values adds its plane here."""
 
     def warm(self, target: Target, cache: Cache, progress: Progress) -> None:
-        """Learn what can be learnt from the target alone, before any request; keep it if there is a place for it."""
+        """Learn what can be learnt from the target alone, before any request."""
 
     def reset(self) -> None:
-        """Drop what was learnt from requests; what `warm` learnt stays. Benchmarks ask for it between two runs."""
+        """Drop what was learnt from requests since `warm`, `load` or `save`. Benchmarks ask for it between two runs."""
+
+    def save(self, folder: Path) -> None:
+        """Write down what was learnt so far, each file whole or not at all."""
+
+    def load(self, folder: Path) -> None:
+        """Go on with what was saved there, if there is anything that fits."""
 
     def propose(self, seqs: Sequence[Seq], budget: Sequence[int], draw: Draw) -> Drafts:
         """At most budget[b] nodes for request b. Fewer is fine; none is plain decoding."""
@@ -39,6 +47,11 @@ class Drafter:
 
     def forget(self, seq: Seq) -> None:
         """The request ended or lost its place in the cache: drop all state about it."""
+
+    def shares(self, seq: Seq) -> Mapping[str, tuple[int, int]]:
+        """Of a drafter of several members: how many of the request's nodes each member guessed since `admit`, and how
+        many of these were accepted. A node may be several members'."""
+        return {}
 
 
 class NoDrafter(Drafter):

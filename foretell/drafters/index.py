@@ -70,6 +70,9 @@ class Past:
         self._texts: OrderedDict[int, list[int]] = OrderedDict()
         self._number = 0
 
+    def texts(self) -> list[list[int]]:
+        return list(self._texts.values())
+
     def add(self, text: list[int]) -> None:
         self._number += 1
         self._texts[self._number] = text
@@ -79,3 +82,29 @@ class Past:
             _, oldest = self._texts.popitem(last=False)
             self.tokens -= len(oldest)
             self.index.drop(oldest)
+
+
+class Walk:
+    """The places where a text and a path beyond it occurred before, node by node of a tree."""
+
+    def __init__(self, text: Sequence[int], indexes: Sequence[Index]) -> None:
+        self._text, self._indexes = text, indexes
+        self._matches: dict[tuple[int, ...], list[Match]] = {}
+
+    def at(self, path: tuple[int, ...]) -> list[Match]:
+        """Those of its parent that went this way, or what a shorter match finds anew. Asked after the parent's."""
+        matches: list[Match] = []
+        if path:
+            matches = [
+                (text, at + 1, length + 1)
+                for text, at, length in self._matches[path[:-1]]
+                if text[at] == path[-1] and at + 1 < len(text)
+            ]
+        if not matches:
+            context = [*self._text[-LONGEST:], *path]
+            for index in self._indexes:
+                matches += index.find(context)
+            best = max((length for _, _, length in matches), default=0)
+            matches = [match for match in matches if 2 * match[2] >= best]
+        self._matches[path] = matches
+        return matches

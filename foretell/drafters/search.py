@@ -3,7 +3,7 @@
 A source says what may follow a text; the search asks it about every node it opens and takes the likeliest next node of
 all until the budget is spent (best-first, as in OPT-Tree, arXiv 2406.17276). A node's worth is the product along its
 path of the chances that the target takes each token. What a guess is worth is measured, not believed: every source
-sorts its guesses into kinds, and each kind's chance is the share of its guesses that came true so far.
+sorts its guesses into kinds, and what a kind counts for is learnt from what came true.
 
 Under rule `match` a drafter may choose nodes by any means. Under `ratio` and `block` these nodes are point masses, none
 was drawn: exact too.
@@ -12,8 +12,10 @@ was drawn: exact too.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from foretell.drafters.base import Drafter, Progress
@@ -21,9 +23,12 @@ from foretell.kv.cache import Cache
 from foretell.models.base import Target
 from foretell.types import Drafts, Draw, Seen, Seq
 
-PATIENCE = 24.0  # guesses that a prior counts for before what was seen outweighs it
+PATIENCE, LATEST, STEP = 24, 400, 4.0  # guesses that a prior counts for, those that count at most, size of a step
+MOST = 30.0  # of a score
+LEAST = 0.002  # chance below which a guess is not worth its place in the search
 
 ROOT = -1
+NONE = -1  # the token of a remark about all that was guessed: "none of these" comes
 Guess = tuple[int, int]  # token, kind
 
 
@@ -31,14 +36,17 @@ class View(Protocol):
     """A source's knowledge about one text."""
 
     def guesses(self, path: tuple[int, ...]) -> Sequence[Guess]:
-        """What may follow the text and then `path`, different tokens; asked for a node after its parent."""
+        """What may follow the text and then `path`; asked for a node after its parent. Several remarks may be about
+        one token, and those about NONE say how likely all others are wrong."""
         ...
 
 
 class Source:
-    """Something that guesses. kinds: the chance of a hit that each kind of its guesses starts with."""
+    """Something that guesses. kinds: what each kind of its remarks adds at first to the score of a token, in log-odds:
+    0 is as likely as not, were nothing else said."""
 
     kinds: Sequence[float] = ()
+    predicts: bool = False  # it uses `Seq.prediction`
 
     def attach(self, cache: Cache) -> None:
         """Called once before anything else."""
@@ -51,7 +59,13 @@ class Source:
         """Learn what can be learnt from the target alone, before any request."""
 
     def reset(self) -> None:
-        """Drop what was learnt from requests; what `warm` learnt stays."""
+        """Drop what was learnt from requests since `warm`, `load` or `save`."""
+
+    def save(self, folder: Path) -> None:
+        """Write down what was learnt so far."""
+
+    def load(self, folder: Path) -> None:
+        """Go on with what was saved there, if there is anything that fits."""
 
     def observe(self, seen: Seen) -> None:
         """Learn from what the target computed."""
@@ -63,64 +77,103 @@ class Source:
         """The request ended or lost its place: drop what is about it."""
 
 
-class Calibration:
-    """How often each kind of a source's guesses came true."""
+class Chances:
+    """How likely each guessed token comes next: a conditional logit over what was said, learnt while it runs.
+
+    Every kind of remark has a weight. A token's score is the sum of the weights of what was said about it, "none of
+    these" is one of the tokens, and chances are the softmax of the scores: a source that is sure of one token makes the
+    others less likely. After every round the weights take a step along the gradient of the log-likelihood of what came.
+    """
 
     def __init__(self, priors: Sequence[float]) -> None:
-        self._hits = [PATIENCE * p for p in priors]
-        self._tries = [PATIENCE] * len(priors)
-        self.chance = list(priors)
+        self.weights = list(priors)
+        self._seen = [0] * len(self.weights)
 
-    def learn(self, kind: int, hit: bool) -> None:
-        self._hits[kind] += hit
-        self._tries[kind] += 1
-        self.chance[kind] = self._hits[kind] / self._tries[kind]
+    def of(self, said: Sequence[Guess]) -> dict[int, float]:
+        """The chance of each token of `said`, NONE among them."""
+        weights = self.weights
+        scores = {NONE: 0.0}
+        for token, kind in said:
+            scores[token] = scores.get(token, 0.0) + weights[kind]
+        exponentials = {token: math.exp(min(score, MOST)) for token, score in scores.items()}
+        total = sum(exponentials.values())
+        return {token: e / total for token, e in exponentials.items()}
+
+    def learn(self, said: Sequence[Guess], came: int) -> None:
+        chances = self.of(said)
+        if came not in chances:
+            came = NONE
+        for token, kind in said:
+            self._seen[kind] = seen = min(self._seen[kind] + 1, LATEST)
+            self.weights[kind] += STEP / (PATIENCE + seen) * ((token == came) - chances[token])
 
 
 @dataclass(slots=True)
 class Tree:
-    """One request's tree, and what was guessed below each of its nodes."""
+    """One request's tree, and what was said below each of its nodes."""
 
     length: int  # of the text then
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
-    guessed: list[list[tuple[int, Guess]]] = field(default_factory=list)  # [nodes+1]  (source, guess); the root first
+    said: list[Sequence[Guess]] = field(default_factory=list)  # below each node that was opened, the root first
+
+    def below(self, node: int, token: int) -> int | None:
+        """The child of the node that holds the token."""
+        found = (n for n in range(node + 1, len(self.tokens)) if self.parents[n] == node and self.tokens[n] == token)
+        return next(found, None)
 
 
 class SearchDrafter(Drafter):
-    """A drafter of one or several sources, in one tree within one budget. width: children of a node at most."""
+    """A drafter of one or several sources, by their names, in one tree within one budget. width: children of a node at
+    most."""
 
     draft_tokens = 8
 
-    def __init__(self, sources: Sequence[Source], *, width: int | None = None) -> None:
+    def __init__(self, sources: Mapping[str, Source], *, width: int | None = None) -> None:
         if not sources or (width is not None and width < 1):
             raise ValueError("a search needs at least one source and a width of at least 1")
-        self.sources, self.width = list(sources), width
+        self.sources, self.width = dict(sources), width
         self.chains = width == 1
-        self._calibrations = [Calibration(source.kinds) for source in self.sources]
+        self.predicts = any(source.predicts for source in sources.values())
+        self._priors = [weight for source in sources.values() for weight in source.kinds]
+        self._owner = [name for name, source in sources.items() for _ in source.kinds]  # of each kind
+        self._chances = Chances(self._priors)
         self._trees: dict[int, Tree] = {}  # request id -> its last tree
+        self._shares: dict[int, dict[str, tuple[int, int]]] = {}  # request id -> see `shares`
 
     def attach(self, cache: Cache) -> None:
-        for source in self.sources:
+        for source in self.sources.values():
             source.attach(cache)
 
     def warm(self, target: Target, cache: Cache, progress: Progress) -> None:
-        for source in self.sources:
+        for source in self.sources.values():
             source.warm(target, cache, progress)
 
     def reset(self) -> None:
-        self._calibrations = [Calibration(source.kinds) for source in self.sources]
-        for source in self.sources:
+        self._chances = Chances(self._priors)
+        for source in self.sources.values():
             source.reset()
 
+    def save(self, folder: Path) -> None:
+        for source in self.sources.values():
+            source.save(folder)
+
+    def load(self, folder: Path) -> None:
+        for source in self.sources.values():
+            source.load(folder)
+
     def admit(self, seq: Seq) -> None:
-        for source in self.sources:
+        for source in self.sources.values():
             source.admit(seq)
 
     def forget(self, seq: Seq) -> None:
         self._trees.pop(seq.id, None)
-        for source in self.sources:
+        self._shares.pop(seq.id, None)
+        for source in self.sources.values():
             source.forget(seq)
+
+    def shares(self, seq: Seq) -> Mapping[str, tuple[int, int]]:
+        return self._shares.get(seq.id, {})
 
     def propose(self, seqs: Sequence[Seq], budget: Sequence[int], draw: Draw) -> Drafts:
         trees = [self._grow(seq, n) for seq, n in zip(seqs, budget, strict=True)]
@@ -131,50 +184,72 @@ class SearchDrafter(Drafter):
             tree = self._trees.pop(seq.id, None)
             if tree is not None:
                 self._learn(tree, seq)
-        for source in self.sources:
+        for source in self.sources.values():
             source.observe(seen)
 
     def _grow(self, seq: Seq, budget: int) -> Tree:
         tree = Tree(len(seq.tokens))
         if budget == 0:
             return tree
-        views = [source.view(seq) for source in self.sources]
+        views: list[View] = []
+        first = 0  # kind of the next source
+        offsets: list[int] = []
+        for source in self.sources.values():
+            views.append(source.view(seq))
+            offsets.append(first)
+            first += len(source.kinds)
         heap: list[tuple[float, int, int, int, tuple[int, ...]]] = []  # -worth, order, parent, token, path
         order = 0
         node, worth = ROOT, 1.0
         path: tuple[int, ...] = ()
         while True:
-            for token, chance in self._children(tree, views, path):
+            said = [
+                (token, kind + offset)
+                for view, offset in zip(views, offsets, strict=True)
+                for token, kind in view.guesses(path)
+            ]
+            tree.said.append(said)
+            for token, chance in self._children(said):
                 heapq.heappush(heap, (-worth * chance, order, node, token, path))
                 order += 1
-            if not heap or len(tree.tokens) == budget:
+            if not heap:
                 break
             negative, _, parent, token, path = heapq.heappop(heap)
             node, worth, path = len(tree.tokens), -negative, (*path, token)
             tree.tokens.append(token)
             tree.parents.append(parent)
+            if len(tree.tokens) == budget:
+                break
         self._trees[seq.id] = tree
         return tree
 
-    def _children(self, tree: Tree, views: Sequence[View], path: tuple[int, ...]) -> list[tuple[int, float]]:
-        """(token, chance) of what may follow the path; a token that several sources guess is missed if all miss."""
-        missed: dict[int, float] = {}
-        said: list[tuple[int, Guess]] = []
-        for i, (view, calibration) in enumerate(zip(views, self._calibrations, strict=True)):
-            for guess in view.guesses(path):
-                said.append((i, guess))
-                missed[guess[0]] = missed.get(guess[0], 1.0) * (1.0 - calibration.chance[guess[1]])
-        tree.guessed.append(said)
-        children = [(token, 1.0 - miss) for token, miss in missed.items()]
+    def _children(self, said: Sequence[Guess]) -> list[tuple[int, float]]:
+        """(token, chance) of what may follow."""
+        if not said:
+            return []
+        chances = self._chances.of(said)
+        children = [(token, chance) for token, chance in chances.items() if chance > LEAST and token != NONE]
         return children if self.width is None else heapq.nlargest(self.width, children, key=lambda child: child[1])
 
     def _learn(self, tree: Tree, seq: Seq) -> None:
         """Every guess below a node on the target's path came true or did not, drafted or not."""
+        shares = self._shares.setdefault(seq.id, {})
+        for parent, token in zip(tree.parents, tree.tokens, strict=True):
+            for name in self._members(tree, parent, token):
+                drafted, accepted = shares.get(name, (0, 0))
+                shares[name] = drafted + 1, accepted
         node: int | None = ROOT
         for token in seq.tokens[tree.length :]:
-            if node is None:
+            if node is None or node + 1 >= len(tree.said):
                 return
-            for i, (guess, kind) in tree.guessed[node + 1]:
-                self._calibrations[i].learn(kind, guess == token)
-            below = (n for n, parent in enumerate(tree.parents) if parent == node and tree.tokens[n] == token)
-            node = next(below, None)
+            self._chances.learn(tree.said[node + 1], token)
+            child = tree.below(node, token)
+            if child is not None:
+                for name in self._members(tree, node, token):
+                    drafted, accepted = shares[name]
+                    shares[name] = drafted, accepted + 1
+            node = child
+
+    def _members(self, tree: Tree, parent: int, token: int) -> set[str]:
+        """The sources that guessed the token below the node."""
+        return {self._owner[kind] for guess, kind in tree.said[parent + 1] if guess == token}

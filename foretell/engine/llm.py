@@ -68,13 +68,15 @@ class LLM:
         opened = open_model(model, dtype=dtype, threads=threads, max_context=max_context)
         self.name, self.target, self.tokenizer = opened.name, opened.target, opened.text
         self.vocabulary = _vocabulary(opened)
+        self._kept = cache_folder() / "models" / opened.fingerprint
         draft = None
         if draft_model is not None:
             draft = open_model(draft_model, dtype=dtype, threads=threads, share=self.target)
             check_vocabularies(opened, draft)
         if isinstance(drafter, str):
-            kept = cache_folder() / "models" / opened.fingerprint
-            parts = drafters.Parts(self.target, self.vocabulary, draft.target if draft else None, verifier.trees, kept)
+            parts = drafters.Parts(
+                self.target, self.vocabulary, draft.target if draft else None, verifier.trees, self._kept
+            )
             drafter = drafters.build(drafter, parts)
         if not verifier.trees and not drafter.chains:
             raise ValueError(
@@ -129,6 +131,19 @@ class LLM:
         """Let the drafter learn from the model alone, without any data; what it learns is kept in the user's cache
         folder and used from then on. Of the drafters here "recycling" does; for 135 M parameters that takes minutes."""
         self.drafter.warm(self.target, self.engine.cache, progress)
+        self.save_drafter()
+
+    def save_drafter(self, folder: str | Path | None = None) -> None:
+        """Keep what the drafter has learnt from the requests so far, as "suffix" and "recycling" do: in that folder, for
+        `load_drafter`, or in the user's cache folder, from where every drafter of this model starts from then on.
+        Private requests leave nothing to keep."""
+        self.drafter.save(self._kept if folder is None else Path(folder))
+
+    def load_drafter(self, folder: str | Path) -> None:
+        """Let the drafter go on with what was saved there."""
+        if not Path(folder).is_dir():
+            raise ValueError(f"there is no folder {str(folder)!r} to load a drafter from")
+        self.drafter.load(Path(folder))
 
     def submit(self, prompt: Prompt, sampling: Sampling | None = None) -> Request:
         """Add a request without running it: `step` does, and the request's outbox fills. `cancel` takes it back."""
@@ -169,11 +184,7 @@ class LLM:
         vocab = self.target.vocab_size
         if not tokens:
             raise ValueError("the prompt is empty: give at least one token")
-        for t in tokens:
-            if isinstance(t, bool) or not isinstance(t, int):
-                raise ValueError(f"a prompt must be a text or a list of token ids; {t!r} is no token id")
-            if not 0 <= t < vocab:
-                raise ValueError(f"token id {t} of the prompt is outside the vocabulary of {vocab}")
+        self._check_tokens(tokens, "prompt")
         if len(tokens) >= self.max_context:
             raise ValueError(
                 f"the prompt has {len(tokens)} tokens; the largest that fits is {self.max_context - 1}, "
@@ -187,14 +198,34 @@ class LLM:
             raise ValueError(f"logprobs must be at most the vocabulary's {vocab}, not {sampling.logprobs}")
         if sampling.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and this model has none: use stop_token_ids")
+        prediction = self._prediction(sampling.prediction)
         stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.target.stop_ids)
         seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
         counts = None
         if sampling.penalised:
             counts = torch.zeros(2, vocab)
             counts[0] += torch.bincount(torch.tensor(tokens), minlength=vocab)
-        seq = Seq(next(self._ids), tokens, len(tokens), sampling, seed, stop_ids, counts=counts)
+        seq = Seq(next(self._ids), tokens, len(tokens), sampling, seed, stop_ids, prediction, counts=counts)
         return Request(seq, self.tokenizer, self.max_context)
+
+    def _prediction(self, given: str | Sequence[int] | None) -> list[int]:
+        """The ids of a prediction."""
+        if given is None:
+            return []
+        if not self.drafter.predicts:
+            raise ValueError("a prediction needs drafter 'prediction', or several joined by '+' with it among them")
+        if isinstance(given, str) and self.tokenizer is None:
+            raise ValueError("this model has no tokenizer: give token ids as the prediction")
+        tokens = self._encode(given)
+        self._check_tokens(tokens, "prediction")
+        return tokens
+
+    def _check_tokens(self, tokens: Sequence[int], what: str) -> None:
+        for t in tokens:
+            if isinstance(t, bool) or not isinstance(t, int):
+                raise ValueError(f"a {what} must be a text or a list of token ids; {t!r} is no token id")
+            if not 0 <= t < self.target.vocab_size:
+                raise ValueError(f"token id {t} of the {what} is outside the vocabulary of {self.target.vocab_size}")
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):

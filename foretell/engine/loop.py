@@ -44,7 +44,7 @@ class Engine:
         """End a request, finished or not. Harmless if it is gone already."""
         if self.requests.pop(request.seq.id, None) is not None:
             self.scheduler.remove(request.seq)
-            self.drafter.forget(request.seq)
+            self._forget(request)
             request.abort()
 
     def step(self) -> None:
@@ -65,9 +65,13 @@ class Engine:
         self.planner.observe(seqs, drafts, verdict)
         self._finish(plan, clock)
 
+    def _forget(self, request: Request) -> None:
+        request.stats.add_members(self.drafter.shares(request.seq))
+        self.drafter.forget(request.seq)
+
     def _announce(self, plan: Plan) -> None:
         for seq in plan.preempted:
-            self.drafter.forget(seq)
+            self._forget(self.requests[seq.id])
         for seq in plan.admitted:
             self.drafter.admit(seq)
             stats = self.requests[seq.id].stats

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -14,7 +14,7 @@ class Stats:
     path. emitted: tokens generated. *_by_depth: index 0 is the first token after the root. prefill_s: time of the steps
     before the first token, decode_s: of those after it; draft_s, verify_s: their parts spent in the drafter, and in the
     target's forward with verification. A step shared by several requests counts for each. cached_tokens: prompt tokens
-    found in the prefix cache.
+    found in the prefix cache. by_member: of a drafter of several members, [drafted, accepted] nodes that each guessed.
     """
 
     rounds: int = 0
@@ -28,6 +28,7 @@ class Stats:
     draft_s: float = 0.0
     verify_s: float = 0.0
     cached_tokens: int = 0
+    by_member: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def acceptance_rate(self) -> float:
@@ -54,6 +55,12 @@ class Stats:
         for depth in range(accepted):
             self.accepted_by_depth[depth] += 1
 
+    def add_members(self, shares: Mapping[str, Sequence[int]]) -> None:
+        for name, counts in shares.items():
+            mine = self.by_member.setdefault(name, [0, 0])
+            for i, count in enumerate(counts):
+                mine[i] += count
+
     @staticmethod
     def pooled(parts: Iterable[Stats]) -> Stats:
         """The sums: rates of the result are those of all rounds together, never averages of ratios."""
@@ -63,6 +70,7 @@ class Stats:
                 setattr(total, name, getattr(total, name) + getattr(part, name))
             for name in ("prefill_s", "decode_s", "draft_s", "verify_s"):
                 setattr(total, name, getattr(total, name) + getattr(part, name))
+            total.add_members(part.by_member)
             for mine, theirs in (
                 (total.accepted_by_depth, part.accepted_by_depth),
                 (total.drafted_by_depth, part.drafted_by_depth),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import pytest
 import torch
 
 from foretell.drafters import Parts, build, check
+from foretell.drafters import recycling as recycling_module
 from foretell.drafters.base import NoDrafter
 from foretell.drafters.index import RECENT, Index, Past
 from foretell.drafters.ngram import NgramSource
-from foretell.drafters.recycling import WIDTH, RecyclingSource, load_matrix, save_matrix, warm_matrix
-from foretell.drafters.search import Calibration, Guess, SearchDrafter, Source
+from foretell.drafters.recycling import WIDTH, RecyclingSource, Successors, successors, warm_successors
+from foretell.drafters.search import NONE, Chances, Guess, SearchDrafter, Source
 from foretell.drafters.suffix import SuffixSource
 from foretell.kv.cache import Cache
 from foretell.models.top import top_tokens
@@ -39,9 +41,15 @@ def proposed(drafter: SearchDrafter, seq: Seq, budget: int) -> list[tuple[int, .
     return paths
 
 
+def odds(chance: float) -> float:
+    return math.log(chance / (1 - chance))
+
+
 class Scripted(Source):
+    """chances: of a guess of each kind, were it the only one."""
+
     def __init__(self, chances: list[float], known: dict[tuple[int, ...], list[Guess]]) -> None:
-        self.kinds, self.known = chances, known
+        self.kinds, self.known = [odds(chance) for chance in chances], known
 
     def view(self, seq: Seq) -> Scripted:
         return self
@@ -51,24 +59,38 @@ class Scripted(Source):
 
 
 def test_the_likeliest_nodes_of_all_sources_fill_one_budget() -> None:
-    one = Scripted([0.9, 0.2], {(): [(5, 0), (6, 1)], (5,): [(7, 0)], (5, 7): [(8, 1)]})
+    one = Scripted([0.8, 0.2], {(): [(5, 0), (6, 1)], (5,): [(7, 0)], (5, 7): [(8, 1)]})
     two = Scripted([0.5], {(): [(6, 0), (9, 0)], (6,): [(4, 0)]})
-    drafter = SearchDrafter([one, two])
+    drafter = SearchDrafter({"one": one, "two": two})
     paths = proposed(drafter, text([1, 2]), 5)
-    # 5: .9, 5 7: .81, 6: 1 - .8 * .5 = .6 for both guess it, 9: .5, 6 4: .3, 5 7 8: .162
-    assert paths == [(5,), (5, 7), (6,), (9,), (6, 4)]
+    # odds at the root: 5 has 4, 6 has 1/4 * 1, 9 has 1, none of them 1: chances 16/25, 1/25, 4/25, 4/25; below: 5 7 .512,
+    # 5 7 8 .1024
+    assert paths == [(5,), (5, 7), (9,), (5, 7, 8), (6,)]
+
+
+def test_a_remark_about_none_makes_every_guess_less_likely() -> None:
+    one = Scripted([0.8], {(): [(5, 0)]})
+    chances = Chances([odds(0.8), odds(0.75)])
+    assert chances.of(one.known[()])[5] == pytest.approx(4 / 5)
+    assert chances.of([*one.known[()], (NONE, 1)]) == pytest.approx({5: 4 / 7, NONE: 3 / 7})
+    assert proposed(SearchDrafter({"": Scripted([0.8, 0.5], {(): [(NONE, 1), (5, 0)]})}), text([1]), 3) == [(5,)]
 
 
 def test_a_chain_takes_the_likeliest_child_only() -> None:
     one = Scripted([0.9, 0.2], {(): [(5, 0), (6, 1)], (5,): [(7, 1), (8, 0)]})
-    assert proposed(SearchDrafter([one], width=1), text([1]), 6) == [(5,), (5, 8)]
+    assert proposed(SearchDrafter({"one": one}, width=1), text([1]), 6) == [(5,), (5, 8)]
 
 
-def test_calibration_replaces_belief_by_what_came_true() -> None:
-    calibration = Calibration([0.9, 0.1])
-    for i in range(400):
-        calibration.learn(0, i % 4 == 0)
-    assert 0.25 < calibration.chance[0] < 0.32 and calibration.chance[1] == 0.1
+def test_chances_become_what_came_true() -> None:
+    """Two kinds that always speak together about two tokens, a third that is never heard."""
+    chances = Chances([odds(0.9), odds(0.1), odds(0.3)])
+    said = [(5, 0), (6, 1)]
+    source = random.Random(0)
+    for _ in range(3000):
+        chances.learn(said, source.choices([5, 6, 7], [0.2, 0.5, 0.3])[0])
+    learnt = chances.of(said)
+    assert learnt[5] == pytest.approx(0.2, abs=0.05) and learnt[6] == pytest.approx(0.5, abs=0.07)
+    assert learnt[NONE] == pytest.approx(0.3, abs=0.06) and chances.weights[2] == odds(0.3)
 
 
 def test_a_source_that_is_wrong_loses_its_place() -> None:
@@ -78,7 +100,7 @@ def test_a_source_that_is_wrong_loses_its_place() -> None:
     full = [3, 4, *plain]
 
     class Knows(Source):
-        kinds = (0.3,)
+        kinds = (odds(0.3),)
 
         def view(self, seq: Seq) -> Knows:
             self.length = len(seq.tokens)
@@ -90,12 +112,12 @@ def test_a_source_that_is_wrong_loses_its_place() -> None:
             return [(full[at], 0)] if right else []
 
     class Errs(Knows):
-        kinds = (0.8,)
+        kinds = (odds(0.8),)
 
         def guesses(self, path: tuple[int, ...]) -> list[Guess]:
             return [((token + 1) % VOCAB, kind) for token, kind in super().guesses(path)]
 
-    drafter = SearchDrafter([Errs(), Knows()])
+    drafter = SearchDrafter({"errs": Errs(), "knows": Knows()})
     sampling = Sampling(temperature=0, max_tokens=60, ignore_eos=True)
     done = run(target, drafter, [[3, 4]], [sampling], draft_tokens=1)[0]
     assert done.token_ids == plain
@@ -107,7 +129,7 @@ def test_suffix_finds_a_passage_again_after_an_edit() -> None:
     source = random.Random(2)
     passage = [source.randrange(10, 1000) for _ in range(60)]
     copy = [*passage[:30], 7, *passage[31:]]
-    drafter = SearchDrafter([SuffixSource()])
+    drafter = SearchDrafter({"suffix": SuffixSource()})
     hits = 0
     for at in range(3, 60):
         seq = text([*passage, 5, *copy[:at]])
@@ -118,7 +140,7 @@ def test_suffix_finds_a_passage_again_after_an_edit() -> None:
 
 def test_suffix_remembers_past_responses_and_only_so_many() -> None:
     source = SuffixSource(past=100)
-    drafter = SearchDrafter([source])
+    drafter = SearchDrafter({"": source})
     first = text(list(range(100, 160)), id=1, prompt=10)
     source.view(first)
     drafter.forget(first)
@@ -157,7 +179,7 @@ def test_recycling_is_right_on_the_second_pass_over_a_text() -> None:
     """A target that looks at the last token alone: what it took after each is all there is to know."""
     target = table_target()
     target.table[1:] = 0
-    drafter = SearchDrafter([RecyclingSource(VOCAB)])
+    drafter = SearchDrafter({"recycling": RecyclingSource(VOCAB)})
     sampling = Sampling(temperature=0, max_tokens=40, ignore_eos=True)
     first = run(target, drafter, [[5, 9]], [sampling], draft_tokens=8)[0]
     again = run(target, drafter, [[5, 9]], [sampling], draft_tokens=8)[0]
@@ -168,9 +190,12 @@ def test_recycling_is_right_on_the_second_pass_over_a_text() -> None:
 def test_recycling_keeps_what_the_target_said_of_rejected_nodes_too() -> None:
     target = table_target()
     source = RecyclingSource(VOCAB)
-    run(target, SearchDrafter([source]), [[3, 4]], [Sampling(temperature=0, max_tokens=3, ignore_eos=True)])
-    known = set(np.flatnonzero(source.matrix[:, 0] >= 0).tolist())
-    assert 4 in known and source.matrix[4, 0] == int(target.logits([3, 4]).argmax())
+    run(target, SearchDrafter({"": source}), [[3, 4]], [Sampling(temperature=0, max_tokens=3, ignore_eos=True)])
+    likeliest = int(target.logits([3, 4]).argmax())
+    for before in (3, 9):  # after this pair, and after any
+        assert likeliest in [token for token, _ in source.known.after(before, 4)]
+    assert [token for token, _ in source.known.after(3, 4)].count(likeliest) == 2
+    assert not source.known.after(3, 23)
 
 
 @pytest.mark.parametrize("kind", [table_target, tiny_llama])
@@ -180,27 +205,57 @@ def test_the_warm_start_is_what_the_target_says_of_each_token(kind: object) -> N
     target.attach(cache, "target")
     seen: list[tuple[int, int]] = []
     with torch.inference_mode():
-        matrix = warm_matrix(target, cache, lambda done, total: seen.append((done, total)))
+        lines = warm_successors(target, cache, lambda done, total: seen.append((done, total)))
     cache.check()
     assert cache.available == 64 and seen[-1] == (VOCAB, VOCAB)
     for token in (0, 7, 23):
         alone = run(target, NoDrafter(), [[0, token]], [Sampling(temperature=0, max_tokens=1, ignore_eos=True)])[0]
-        assert matrix[token, 0] == alone.token_ids[0]
-        assert len(set(matrix[token].tolist())) == WIDTH
+        tokens = lines[token, 0].tolist()
+        assert tokens[0] == NONE and tokens[1] == alone.token_ids[0]
+        assert len(set(tokens)) == WIDTH + 1
 
 
-def test_a_matrix_is_saved_whole_and_read_only_if_it_fits(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "successors.npy"
-    matrix = np.arange(5 * WIDTH, dtype=np.int32).reshape(5, WIDTH) % 5
-    save_matrix(path, matrix)
-    assert [p.name for p in path.parent.iterdir()] == ["successors.npy"]
-    loaded = load_matrix(path, 5)
-    assert loaded is not None and (loaded == matrix).all()
-    assert (RecyclingSource(5, path).matrix == matrix).all()
-    assert load_matrix(path, 6) is None, "another vocabulary"
-    path.write_bytes(path.read_bytes()[:-7])
-    assert load_matrix(path, 5) is None, "cut off"
-    assert (RecyclingSource(5, path).matrix == -1).all()
+def lines_of(source: random.Random, count: int) -> np.ndarray:
+    return successors(torch.tensor([[source.random() for _ in range(VOCAB)] for _ in range(count)]))
+
+
+def test_what_was_learnt_is_saved_whole_and_read_only_if_it_fits(tmp_path: Path) -> None:
+    folder, source = tmp_path / "deep", random.Random(1)
+    recycling, suffix = RecyclingSource(VOCAB), SuffixSource()
+    recycling.known.put([(-1, 3), (3, 4), (4, 3)], lines_of(source, 3))
+    for i, tokens in enumerate([[1, 2, 3, 4, 5, 6], [7, 8, 9, 1, 2]]):
+        seq = text(tokens, id=i, prompt=2)
+        suffix.view(seq)
+        suffix.forget(seq)
+    for part in (recycling, suffix):
+        part.save(folder)
+    assert sorted(p.name for p in folder.iterdir()) == ["past.npz", "successors.npz"]
+    again, past = RecyclingSource(VOCAB), SuffixSource()
+    for part in (again, past):
+        part.load(folder)
+    for pair in [(3, 4), (4, 3), (0, 3), (0, 0)]:
+        assert again.known.after(*pair) == recycling.known.after(*pair)
+    assert proposed(SearchDrafter({"": past}), text([20, 2, 3, 4]), 2) == [(5,), (5, 6)]
+    smaller = RecyclingSource(VOCAB - 1)
+    smaller.load(folder)
+    assert not smaller.known.after(3, 4), "another vocabulary"
+    for name in ("past.npz", "successors.npz"):
+        (folder / name).write_bytes((folder / name).read_bytes()[:-97])
+    cut, cut_past = RecyclingSource(VOCAB), SuffixSource()
+    for part in (cut, cut_past):
+        part.load(folder)
+    assert not cut.known.after(3, 4) and not proposed(SearchDrafter({"": cut_past}), text([20, 2, 3, 4]), 2)
+
+
+def test_only_so_many_pairs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recycling_module, "PAIRS", 5)
+    known, source = Successors(VOCAB), random.Random(1)
+    for last in range(12):
+        known.put([(1, last)], lines_of(source, 1))
+    assert len(known._place) == len(known._pairs) == 5
+    for last in range(12):  # each token alone, and the latest pairs
+        assert len(known.after(1, last)) == (2 if last >= 7 else 1) * (WIDTH + 1)
+        assert len(known.after(2, last)) == WIDTH + 1
 
 
 def test_top_tokens_order_and_ties() -> None:
@@ -217,7 +272,10 @@ def test_the_best_member_is_not_lost_in_a_mixture() -> None:
     target = table_target()
     prompt = [1, 2, 3, 4, 5, 6] * 4
     sampling = Sampling(temperature=0, max_tokens=40, ignore_eos=True)
-    sources = {"ngram": [NgramSource()], "mixed": [NgramSource(), SuffixSource(0), RecyclingSource(VOCAB)]}
+    sources: dict[str, dict[str, Source]] = {
+        "ngram": {"ngram": NgramSource()},
+        "mixed": {"ngram": NgramSource(), "suffix": SuffixSource(0), "recycling": RecyclingSource(VOCAB)},
+    }
     rounds = {k: run(target, SearchDrafter(v), [prompt], [sampling])[0].stats.rounds for k, v in sources.items()}
     assert rounds["mixed"] <= rounds["ngram"] + 1 < 40
 
@@ -242,8 +300,7 @@ def test_a_reset_drafter_knows_no_earlier_answer() -> None:
     """A benchmark that runs a prompt twice must not meet a drafter that knows the answer by heart."""
     target, prompt = table_target(), [3, 4]
     sampling = Sampling(temperature=0, max_tokens=40, ignore_eos=True)
-    sources = [SuffixSource(), RecyclingSource(VOCAB)]
-    drafter = SearchDrafter(sources)
+    drafter = SearchDrafter({"suffix": SuffixSource(), "recycling": RecyclingSource(VOCAB)})
     first, known = (run(target, drafter, [prompt], [sampling])[0] for _ in range(2))
     drafter.reset()
     again = run(target, drafter, [prompt], [sampling])[0]
