@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretell.drafters.base import Drafter, NoDrafter
+from foretell.drafters.lookahead import LookaheadSource
 from foretell.drafters.model import ModelDrafter
 from foretell.drafters.ngram import NgramDrafter, NgramSource
 from foretell.drafters.recycling import RecyclingSource
@@ -50,6 +51,7 @@ SOURCES: dict[str, Callable[[Parts], Source]] = {
     "ngram": lambda parts: NgramSource(),
     "suffix": lambda parts: SuffixSource(),
     "recycling": _recycling,
+    "lookahead": lambda parts: LookaheadSource(),
 }
 
 
@@ -62,6 +64,7 @@ METHODS: dict[str, Method] = {
     "ngram": Method(lambda parts: NgramDrafter()),
     "suffix": Method(_search("suffix")),
     "recycling": Method(_search("recycling")),
+    "lookahead": Method(_search("lookahead")),
     "model": Method(_model, True),
     "auto": Method(lambda parts: NgramDrafter() if parts.draft_model is None else _model(parts), None),
 }

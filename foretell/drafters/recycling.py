@@ -47,9 +47,10 @@ class RecyclingSource(Source):
         self.matrix = self._start.copy()
 
     def observe(self, seen: Seen) -> None:
-        if len(seen.logits):
-            tokens = seen.rows.tokens[seen.rows.want].numpy()
-            self.matrix[tokens] = top_tokens(seen.logits, WIDTH)
+        judged = sum(map(len, seen.judged))  # the text before a rider may be anything
+        if judged:
+            tokens = seen.rows.tokens[seen.rows.want[:judged]].numpy()
+            self.matrix[tokens] = top_tokens(seen.logits[:judged], WIDTH)
 
     def view(self, seq: Seq) -> RecyclingView:
         return RecyclingView(self.matrix, seq.tokens[-1])

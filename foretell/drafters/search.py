@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from foretell.drafters.base import Drafter, Progress
@@ -39,6 +39,12 @@ class Source:
     """Something that guesses. kinds: the chance of a hit that each kind of its guesses starts with."""
 
     kinds: Sequence[float] = ()
+    rows: int = 0  # riders it would like in every round
+
+    def riders(self, seq: Seq, room: int) -> tuple[list[int], list[int]]:
+        """Rows to compute beside the tree, tokens and parents among themselves (-1 is the root). `room`: for riders
+        and nodes together. `observe` finds their logits under `Seen.riders`, which are this source's own there."""
+        return [], []
 
     def attach(self, cache: Cache) -> None:
         """Called once before anything else."""
@@ -61,6 +67,11 @@ class Source:
 
     def forget(self, seq: Seq) -> None:
         """The request ended or lost its place: drop what is about it."""
+
+
+def shifted(parents: Sequence[int], by: int) -> list[int]:
+    """The same parents when so many entries come before; the root stays the root."""
+    return [parent if parent == ROOT else parent + by for parent in parents]
 
 
 class Calibration:
@@ -97,6 +108,8 @@ class SearchDrafter(Drafter):
             raise ValueError("a search needs at least one source and a width of at least 1")
         self.sources, self.width = list(sources), width
         self.chains = width == 1
+        self.draft_tokens += sum(source.rows for source in sources)
+        self._shares: dict[int, list[int]] = {}  # request id -> where each source's riders end among this round's
         self._calibrations = [Calibration(source.kinds) for source in self.sources]
         self._trees: dict[int, Tree] = {}  # request id -> its last tree
 
@@ -119,20 +132,43 @@ class SearchDrafter(Drafter):
 
     def forget(self, seq: Seq) -> None:
         self._trees.pop(seq.id, None)
+        self._shares.pop(seq.id, None)
         for source in self.sources:
             source.forget(seq)
 
     def propose(self, seqs: Sequence[Seq], budget: Sequence[int], draw: Draw) -> Drafts:
-        trees = [self._grow(seq, n) for seq, n in zip(seqs, budget, strict=True)]
-        return Drafts.pack([(tree.tokens, tree.parents) for tree in trees])
+        ridden = [self._ride(seq, n) for seq, n in zip(seqs, budget, strict=True)]
+        counts = [len(tokens) for tokens, _ in ridden]
+        trees = [self._grow(seq, n - riders) for seq, n, riders in zip(seqs, budget, counts, strict=True)]
+        packed = [
+            (tree.tokens + tokens, tree.parents + shifted(parents, len(tree.tokens)))
+            for tree, (tokens, parents) in zip(trees, ridden, strict=True)
+        ]
+        return Drafts.pack(packed, riders=counts)
 
     def observe(self, seen: Seen) -> None:
         for seq in seen.seqs:
             tree = self._trees.pop(seq.id, None)
             if tree is not None:
                 self._learn(tree, seq)
+        nobody = [0] * (len(self.sources) + 1)
+        shares = [self._shares.pop(seq.id, nobody) for seq in seen.seqs]
+        for i, source in enumerate(self.sources):
+            own = [lines[ends[i] : ends[i + 1]] for lines, ends in zip(seen.riders, shares, strict=True)]
+            source.observe(replace(seen, riders=own))
+
+    def _ride(self, seq: Seq, budget: int) -> tuple[list[int], list[int]]:
+        """The riders of all sources."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        ends = [0]
         for source in self.sources:
-            source.observe(seen)
+            more, among = source.riders(seq, budget - len(tokens))
+            parents += shifted(among, len(tokens))
+            tokens += more
+            ends.append(len(tokens))
+        self._shares[seq.id] = ends
+        return tokens, parents
 
     def _grow(self, seq: Seq, budget: int) -> Tree:
         tree = Tree(len(seq.tokens))

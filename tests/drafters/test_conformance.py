@@ -22,7 +22,7 @@ MAKERS: dict[str, Callable[[], Drafter]] = {
     **{name: lambda name=name: build(name, Parts(table_target(), VOCAB, table_target(noise=0.2))) for name in METHODS},
     **{
         f"{name}{kind}": lambda name=name, trees=trees: build(name, Parts(table_target(), VOCAB, None, trees=trees))
-        for name in ("suffix", "recycling", "suffix+recycling+ngram")
+        for name in ("suffix", "recycling", "lookahead", "suffix+recycling+ngram", "suffix+lookahead")
         for kind, trees in ((", trees", True), (", a chain", False))
     },
     "model, width 2": lambda: ModelDrafter(table_target(noise=0.2), VOCAB, width=2),
@@ -39,7 +39,7 @@ class Watched(Drafter):
 
     def __init__(self, inner: Drafter, distinct: bool) -> None:
         self.inner, self.distinct = inner, distinct
-        self.taps, self.draft_tokens = inner.taps, inner.draft_tokens
+        self.taps, self.draft_tokens, self.chains = inner.taps, inner.draft_tokens, inner.chains
         self.here: set[int] = set()  # requests it was told of
         self.nodes: dict[int, int] = {}  # request id -> nodes proposed
         self.empty = 0  # proposals for a request without a budget
@@ -72,14 +72,18 @@ class Watched(Drafter):
         trees = drafts.trees()
         assert len(trees) == len(seqs) == drafts.indptr.numel() - 1
         assert drafts.indptr.tolist()[-1] == drafts.tokens.numel() == drafts.parents.numel()
-        for seq, most, (tokens, parents) in zip(seqs, budget, trees, strict=True):
+        for most, (tokens, parents) in zip(budget, trees, strict=True):
             assert len(tokens) == len(parents) <= most, "budget"
             assert all(-1 <= parent < i for i, parent in enumerate(parents)), "parents come before their children"
             assert all(0 <= token < VOCAB for token in tokens)
+            self.empty += most == 0
+        for seq, (tokens, parents) in zip(seqs, drafts.judged().trees(), strict=True):
+            assert all(parent < len(tokens) for parent in parents), "no node hangs on a rider"
             if self.distinct:
                 assert len(set(zip(parents, tokens, strict=True))) == len(tokens), "siblings are distinct"
+            if self.chains:
+                assert parents == list(range(-1, len(tokens) - 1)), "its nodes are a chain"
             self.nodes[seq.id] = self.nodes.get(seq.id, 0) + len(tokens)
-            self.empty += most == 0
         if drafts.drawn is not None:
             q, row = drafts.drawn.q, drafts.drawn.row
             assert q.shape[1] == VOCAB and row.numel() == drafts.tokens.numel()
@@ -232,7 +236,7 @@ def test_nobody_to_draft_for_is_possible(name: str) -> None:
 
 def test_an_unknown_method_is_refused_by_name() -> None:
     with pytest.raises(
-        ValueError, match="drafter 'nagram' is not one of none, ngram, suffix, recycling, model, auto, or"
+        ValueError, match="drafter 'nagram' is not one of none, ngram, suffix, recycling, lookahead, model, auto"
     ):
         check("nagram", False)
 
