@@ -207,6 +207,18 @@ BROKEN: dict[str, tuple[Callable[[Sequence[Seq], Sequence[int]], Drafts], str]] 
     "a token too large": (lambda *_: Drafts.chains([[1, VOCAB]]), f"token {VOCAB}, outside the vocabulary of {VOCAB}"),
     "a token below 0": (lambda *_: Drafts.chains([[-1]]), "token -1, outside"),
     "its own parent": (lambda *_: Drafts.pack([([1, 2], [-1, 1])]), "gave node 1 the parent 1"),
+    "a node on a rider": (
+        lambda *_: Drafts.pack([([1, 2, 3], [-1, 2, -1])], riders=[1]),
+        "gave node 1 the parent 2, which does not come before it",
+    ),
+    "a rider on itself": (lambda *_: Drafts.pack([([1, 2], [-1, 1])], riders=[1]), "gave rider 1 the parent 1"),
+    "too many nodes and riders": (
+        lambda _, budget: Drafts.pack([([1] * (budget[0] + 1), [-1] * (budget[0] + 1))], riders=[2]),
+        "returned 4 nodes and riders where at most 3",
+    ),
+    "more riders than drafts": (lambda *_: Drafts.pack([([1], [-1])], riders=[2]), "1 drafts and said that 2 of them"),
+    "fewer riders than none": (lambda *_: Drafts.pack([([1], [-1])], riders=[-1]), "1 drafts and said that -1 of"),
+    "riders of nobody": (lambda *_: Drafts.pack([([1], [-1])], riders=[1, 1]), "1 trees and counted the riders of 2"),
     "no parent at all": (lambda *_: Drafts.pack([([1], [-2])]), "gave node 0 the parent -2"),
 }
 
