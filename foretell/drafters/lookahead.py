@@ -61,7 +61,7 @@ class LookaheadSource(Source):
     """window: columns (the paper's W). level: length of the n-grams (N). guesses: kept of each first token (G).
     prompt: the pool starts with the prompt's own n-grams."""
 
-    def __init__(self, window: int = 5, level: int = 3, guesses: int = 7, *, prompt: bool = True) -> None:
+    def __init__(self, window: int = 3, level: int = 2, guesses: int = 7, *, prompt: bool = True) -> None:
         if window < 0 or level < 2 or guesses < 1:
             raise ValueError(
                 f"lookahead needs a window of at least 0, a level of at least 2 and at least 1 guess, not {window}, "
