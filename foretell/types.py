@@ -142,22 +142,31 @@ class Drawn:
     """The laws that sampled nodes were drawn from; only the rule's own `draw` makes q."""
 
     q: Tensor  # float64 [M, V]  exactly what was sampled from
-    row: Tensor  # int32 [N]     which q; -1: the node was not drawn (a point mass)
+    row: Tensor  # int32 [N]     which q; -1: the node was not drawn (a point mass), or it is a rider
     distinct: bool  # siblings were drawn without replacement, in their order
 
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """A forest, one tree per request, packed. A chain is a tree."""
+    """A forest, one tree per request, packed. A chain is a tree.
+
+    The last `riders[b]` entries of a request are no nodes but riders: computed in the same forward and never accepted,
+    for the sake of their logits. A rider hangs on the root, a node or a rider; no node hangs on a rider.
+    """
 
     indptr: Tensor  # int32 [B+1]
     tokens: Tensor  # int64 [N]
     parents: Tensor  # int32 [N]  index within the request; -1 is the root; parents[i] < i
     drawn: Drawn | None = None
+    riders: Tensor | None = None  # int32 [B]  None: nobody has any
 
     @staticmethod
-    def pack(trees: Sequence[tuple[Sequence[int], Sequence[int]]], drawn: Drawn | None = None) -> Drafts:
-        """From one (tokens, parents) pair per request."""
+    def pack(
+        trees: Sequence[tuple[Sequence[int], Sequence[int]]],
+        drawn: Drawn | None = None,
+        riders: Sequence[int] | None = None,
+    ) -> Drafts:
+        """From one (tokens, parents) pair per request, its riders last; riders: how many each has, None is none."""
         indptr = [0]
         tokens: list[int] = []
         parents: list[int] = []
@@ -170,6 +179,7 @@ class Drafts:
             torch.tensor(tokens, dtype=torch.int64),
             torch.tensor(parents, dtype=torch.int32),
             drawn,
+            torch.tensor(riders, dtype=torch.int32) if riders is not None and any(riders) else None,
         )
 
     @staticmethod
@@ -181,6 +191,21 @@ class Drafts:
         """The inverse of `pack`: Python lists for code that walks."""
         ends, tokens, parents = self.indptr.tolist(), self.tokens.tolist(), self.parents.tolist()
         return [(tokens[a:b], parents[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+
+    def ridden(self) -> list[int]:
+        """How many riders each request has."""
+        return [0] * (len(self.indptr) - 1) if self.riders is None else self.riders.tolist()
+
+    def judged(self) -> Drafts:
+        """The nodes alone: what a rule decides about."""
+        if self.riders is None:
+            return self
+        ends, riders = self.indptr.tolist(), self.ridden()
+        spans = [range(a, b - n) for a, b, n in zip(ends, ends[1:], riders, strict=False)]
+        nodes = torch.tensor([i for span in spans for i in span], dtype=torch.int64)
+        lengths = torch.tensor([0, *map(len, spans)])
+        drawn = self.drawn and Drawn(self.drawn.q, self.drawn.row[nodes], self.drawn.distinct)
+        return Drafts(lengths.cumsum(0).to(torch.int32), self.tokens[nodes], self.parents[nodes], drawn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +221,7 @@ class Rows:
     positions: Tensor  # int64 [R]  absolute; siblings share one
     parents: Tensor  # int32 [R]  row, within the request, it attends through; -1 is the cache only
     slots: Tensor  # int64 [R]  where its K and V go
-    want: Tensor  # int64 [L]  rows whose logits are needed: for each ready request its root, then its nodes
+    want: Tensor  # int64 [L]  rows whose logits are needed: each ready request's root and nodes, then each one's riders
     tables: Tensor  # int32 [B]  line of the cache's slot table
     context: Tensor  # int32 [B]  how many leading entries of that line are visible
     trail_indptr: Tensor | None = None  # int64 [R+1]  drafters only: what lies between the context and a row of parent
@@ -283,6 +308,8 @@ class Seen:
     kept: Sequence[Sequence[int]]  # [B]  rows, within the request, that became committed, in path order
     taps: Mapping[int, Tensor]  # layer -> [R, H]
     logits: Tensor  # [L, V]  of rows.want, raw
+    judged: Sequence[range]  # [B]  lines of logits: its root, then its nodes; empty while it is in its prompt
+    riders: Sequence[range]  # [B]  lines of logits: its riders; they follow the judged lines of all requests
 
 
 class Room(Protocol):

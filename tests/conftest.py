@@ -93,6 +93,14 @@ class RandomDrafter(Drafter):
         return tokens, [self.random.randrange(-1, i) for i in range(nodes)]
 
 
+class RidingDrafter(RandomDrafter):
+    """Random trees, of which some of the last entries are riders."""
+
+    def propose(self, seqs: Sequence[Seq], budget: Sequence[int], draw: Draw) -> Drafts:
+        trees = [self.tree(seq, n) for seq, n in zip(seqs, budget, strict=True)]
+        return Drafts.pack(trees, riders=[self.random.randint(0, len(tokens)) for tokens, _ in trees])
+
+
 class HostileDrafter(RandomDrafter):
     """Knows what comes and misuses it: drops nodes by their value, repeats them, proposes the right token under the
     wrong parent, garbage, and long paths of what was said before."""

@@ -48,6 +48,8 @@ def _stats_table(run: Run, llm: LLM) -> Table:
     table.add_row("rounds", str(stats.rounds))
     table.add_row("drafted", str(stats.drafted))
     table.add_row("accepted", str(stats.accepted))
+    if stats.riders:
+        table.add_row("riders (rows for the drafter alone)", str(stats.riders))
     table.add_row("alpha (accepted / drafted)", f"{stats.acceptance_rate:.3f}")
     table.add_row("E (tokens per forward, bonus included)", f"{stats.tokens_per_round:.3f}")
     table.add_row("accepted by depth", by_depth(stats))

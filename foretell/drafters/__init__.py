@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretell.drafters.base import Drafter, NoDrafter
+from foretell.drafters.lookahead import LookaheadSource
 from foretell.drafters.model import ModelDrafter
 from foretell.drafters.ngram import NgramDrafter, NgramSource
 from foretell.drafters.prediction import PredictionSource
@@ -47,6 +48,7 @@ SOURCES: dict[str, Callable[[Parts], Source]] = {
     "suffix": lambda parts: SuffixSource(),
     "recycling": lambda parts: RecyclingSource(parts.target.vocab_size),
     "prediction": lambda parts: PredictionSource(),
+    "lookahead": lambda parts: LookaheadSource(),
 }
 
 
@@ -60,6 +62,7 @@ METHODS: dict[str, Method] = {
     "suffix": Method(_search("suffix")),
     "recycling": Method(_search("recycling")),
     "prediction": Method(_search("prediction")),
+    "lookahead": Method(_search("lookahead")),
     "model": Method(_model, True),
     "auto": Method(lambda parts: NgramDrafter() if parts.draft_model is None else _model(parts), None),
 }

@@ -67,21 +67,19 @@ class RecyclingSource(Source):
         tokens, positions = rows.tokens.tolist(), rows.positions.tolist()
         chosen: list[int] = []  # of want
         keys: list[tuple[int, int]] = []  # the token before it (-1: none), and the row's own
-        b = 0
-        for i, row in enumerate(want):
-            while row >= ends[b + 1]:
-                b += 1
-            seq, parent = seen.seqs[b], parents[row]
+        for b, seq in enumerate(seen.seqs):
             if seq.sampling.private:
                 continue
-            before = (
-                tokens[ends[b] + parent] if parent >= 0 else seq.tokens[positions[row] - 1] if positions[row] else -1
-            )
-            chosen.append(i)
-            keys.append((before, tokens[row]))
+            for i in seen.judged[b]:  # the text before a rider may be anything
+                row = want[i]
+                if parents[row] >= 0:
+                    before = tokens[ends[b] + parents[row]]
+                else:
+                    before = seq.tokens[positions[row] - 1] if positions[row] else -1
+                chosen.append(i)
+                keys.append((before, tokens[row]))
         if chosen:
-            logits = seen.logits if len(chosen) == len(want) else seen.logits[chosen]
-            self.known.put(keys, successors(logits))
+            self.known.put(keys, successors(seen.logits[chosen]))
 
     def view(self, seq: Seq) -> RecyclingView:
         return RecyclingView(self.known, seq.tokens[-2:])

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -47,6 +47,12 @@ class Source:
 
     kinds: Sequence[float] = ()
     predicts: bool = False  # it uses `Seq.prediction`
+    rows: int = 0  # riders it would like in every round
+
+    def riders(self, seq: Seq, room: int) -> tuple[list[int], list[int]]:
+        """Rows to compute beside the tree, tokens and parents among themselves (-1 is the root). `room`: for riders
+        and nodes together. `observe` finds their logits under `Seen.riders`, which are this source's own there."""
+        return [], []
 
     def attach(self, cache: Cache) -> None:
         """Called once before anything else."""
@@ -75,6 +81,11 @@ class Source:
 
     def forget(self, seq: Seq) -> None:
         """The request ended or lost its place: drop what is about it."""
+
+
+def shifted(parents: Sequence[int], by: int) -> list[int]:
+    """The same parents when so many entries come before; the root stays the root."""
+    return [parent if parent == ROOT else parent + by for parent in parents]
 
 
 class Chances:
@@ -138,6 +149,8 @@ class SearchDrafter(Drafter):
         self._priors = [weight for source in sources.values() for weight in source.kinds]
         self._owner = [name for name, source in sources.items() for _ in source.kinds]  # of each kind
         self._chances = Chances(self._priors)
+        self.draft_tokens += sum(source.rows for source in sources.values())
+        self._riders: dict[int, list[int]] = {}  # request id -> where each source's riders end among this round's
         self._trees: dict[int, Tree] = {}  # request id -> its last tree
         self._shares: dict[int, dict[str, tuple[int, int]]] = {}  # request id -> see `shares`
 
@@ -169,6 +182,7 @@ class SearchDrafter(Drafter):
     def forget(self, seq: Seq) -> None:
         self._trees.pop(seq.id, None)
         self._shares.pop(seq.id, None)
+        self._riders.pop(seq.id, None)
         for source in self.sources.values():
             source.forget(seq)
 
@@ -176,16 +190,38 @@ class SearchDrafter(Drafter):
         return self._shares.get(seq.id, {})
 
     def propose(self, seqs: Sequence[Seq], budget: Sequence[int], draw: Draw) -> Drafts:
-        trees = [self._grow(seq, n) for seq, n in zip(seqs, budget, strict=True)]
-        return Drafts.pack([(tree.tokens, tree.parents) for tree in trees])
+        ridden = [self._ride(seq, n) for seq, n in zip(seqs, budget, strict=True)]
+        counts = [len(tokens) for tokens, _ in ridden]
+        trees = [self._grow(seq, n - riders) for seq, n, riders in zip(seqs, budget, counts, strict=True)]
+        packed = [
+            (tree.tokens + tokens, tree.parents + shifted(parents, len(tree.tokens)))
+            for tree, (tokens, parents) in zip(trees, ridden, strict=True)
+        ]
+        return Drafts.pack(packed, riders=counts)
 
     def observe(self, seen: Seen) -> None:
         for seq in seen.seqs:
             tree = self._trees.pop(seq.id, None)
             if tree is not None:
                 self._learn(tree, seq)
+        nobody = [0] * (len(self.sources) + 1)
+        ends_of = [self._riders.pop(seq.id, nobody) for seq in seen.seqs]
+        for i, source in enumerate(self.sources.values()):
+            own = [lines[ends[i] : ends[i + 1]] for lines, ends in zip(seen.riders, ends_of, strict=True)]
+            source.observe(replace(seen, riders=own))
+
+    def _ride(self, seq: Seq, budget: int) -> tuple[list[int], list[int]]:
+        """The riders of all sources."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        ends = [0]
         for source in self.sources.values():
-            source.observe(seen)
+            more, among = source.riders(seq, budget - len(tokens))
+            parents += shifted(among, len(tokens))
+            tokens += more
+            ends.append(len(tokens))
+        self._riders[seq.id] = ends
+        return tokens, parents
 
     def _grow(self, seq: Seq, budget: int) -> Tree:
         tree = Tree(len(seq.tokens))

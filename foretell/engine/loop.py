@@ -7,7 +7,7 @@ import time
 from foretell.drafters.base import Drafter
 from foretell.engine.commit import commit
 from foretell.engine.request import Request
-from foretell.engine.rows import build_rows, keys
+from foretell.engine.rows import build_rows, keys, lines
 from foretell.kv.cache import Cache
 from foretell.models.base import Target
 from foretell.sampling.shape import Shaper
@@ -55,15 +55,17 @@ class Engine:
         seqs = [plan.seqs[i] for i in plan.ready]
         drafts = self.drafter.propose(seqs, [plan.budgets[i] for i in plan.ready], self.rule.draw)
         clock.append(time.perf_counter())
-        rows = build_rows(plan, drafts, self.cache, self.target.vocab_size)
+        rows, where = build_rows(plan, drafts, self.cache, self.target.vocab_size), lines(plan, drafts)
         out = self.target.forward(rows, self.cache, taps=self.drafter.taps)
         clock.append(time.perf_counter())
-        verdict = self.rule.verify(Shaper(out.logits, drafts, seqs), drafts, keys(seqs))
+        nodes = drafts.judged()
+        verdict = self.rule.verify(Shaper(out.logits, nodes, seqs), nodes, keys(seqs))
         clock.append(time.perf_counter())
-        kept = commit(plan, drafts, verdict, out.logits, self.cache, self.requests)
-        self.drafter.observe(Seen(plan.seqs, rows, kept, out.taps, out.logits))
-        self.planner.observe(seqs, drafts, verdict)
-        self._finish(plan, clock)
+        kept = commit(plan, nodes, verdict, out.logits, self.cache, self.requests)
+        seen = Seen(plan.seqs, rows, kept, out.taps, out.logits, *where)
+        self.drafter.observe(seen)
+        self.planner.observe(seqs, nodes, verdict)
+        self._finish(seen, clock)
 
     def _forget(self, request: Request) -> None:
         request.stats.add_members(self.drafter.shares(request.seq))
@@ -78,12 +80,13 @@ class Engine:
             if stats.rounds == 0:
                 stats.cached_tokens = seq.cached
 
-    def _finish(self, plan: Plan, clock: list[float]) -> None:
-        """Book the step's time and let finished requests go."""
+    def _finish(self, seen: Seen, clock: list[float]) -> None:
+        """Book the step's time and riders, and let finished requests go."""
         started, drafted, computed, verified = clock
-        for seq in plan.seqs:
+        for seq, riders in zip(seen.seqs, seen.riders, strict=True):
             request = self.requests[seq.id]
             stats = request.stats
+            stats.riders += len(riders)
             took = time.perf_counter() - started
             if len(seq.tokens) == seq.prompt_len or stats.rounds == 1:
                 stats.prefill_s += took

@@ -1,6 +1,8 @@
-"""A plan and its drafts as the rows of one forward: uncached tokens, then nodes. Never pads."""
+"""A plan and its drafts as the rows of one forward: uncached tokens, then nodes, then riders. Never pads."""
 
 from __future__ import annotations
+
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -10,28 +12,31 @@ from foretell.types import Drafts, Keys, Plan, Rows, Seq
 
 def build_rows(plan: Plan, drafts: Drafts, cache: Cache, vocab_size: int) -> Rows:
     """drafts: one tree for each ready request. ValueError if a drafter broke its contract."""
-    trees = drafts.trees()
-    ready = plan.ready
+    trees, riders_of, ready = drafts.trees(), drafts.ridden(), plan.ready
     if len(trees) != len(ready):
         raise ValueError(f"the drafter returned {len(trees)} trees for {len(ready)} requests")
-    nodes = dict(zip(ready, trees, strict=True))
+    if len(riders_of) != len(trees):
+        raise ValueError(f"the drafter returned {len(trees)} trees and counted the riders of {len(riders_of)}")
+    drafted = dict(zip(ready, zip(trees, riders_of, strict=True), strict=True))
     indptr = [0]
     tokens: list[int] = []
     positions: list[int] = []
     parents: list[int] = []
     slots: list[int] = []
-    want: list[int] = []
+    judged: list[int] = []
+    ridden: list[int] = []
     for i, (seq, chunk) in enumerate(zip(plan.seqs, plan.chunks, strict=True)):
         base = len(tokens)
         tokens += seq.tokens[seq.cached : seq.cached + chunk]
         positions += range(seq.cached, seq.cached + chunk)
         parents += range(-1, chunk - 1)
-        if i in nodes:
-            node_tokens, node_parents = nodes[i]
-            _check_tree(node_tokens, node_parents, plan.budgets[i], vocab_size)
-            want += range(base + chunk - 1, base + chunk + len(node_tokens))
-            tokens += node_tokens
-            for parent in node_parents:
+        if i in drafted:
+            (tree_tokens, tree_parents), riders = drafted[i]
+            _check_tree(tree_tokens, tree_parents, riders, plan.budgets[i], vocab_size)
+            tokens += tree_tokens
+            judged += range(base + chunk - 1, len(tokens) - riders)
+            ridden += range(len(tokens) - riders, len(tokens))
+            for parent in tree_parents:
                 parents.append(chunk + parent)  # the root's row is chunk - 1
                 positions.append(positions[base + chunk + parent] + 1)
         slots += cache.reserved(seq)[: len(tokens) - base]
@@ -42,20 +47,34 @@ def build_rows(plan: Plan, drafts: Drafts, cache: Cache, vocab_size: int) -> Row
         positions=torch.tensor(positions, dtype=torch.int64),
         parents=torch.tensor(parents, dtype=torch.int32),
         slots=torch.tensor(slots, dtype=torch.int64),
-        want=torch.tensor(want, dtype=torch.int64),
+        want=torch.tensor(judged + ridden, dtype=torch.int64),
         tables=torch.tensor([seq.table for seq in plan.seqs], dtype=torch.int32),
         context=torch.tensor([seq.cached for seq in plan.seqs], dtype=torch.int32),
     )
 
 
-def _check_tree(tokens: list[int], parents: list[int], budget: int, vocab_size: int) -> None:
+def lines(plan: Plan, drafts: Drafts) -> tuple[list[range], list[range]]:
+    """`Seen.judged` and `Seen.riders` of these rows, while nothing of them is committed."""
+    sizes, counts = [0] * len(plan.seqs), [0] * len(plan.seqs)
+    for i, (tokens, _), riders in zip(plan.ready, drafts.trees(), drafts.ridden(), strict=True):
+        sizes[i], counts[i] = 1 + len(tokens) - riders, riders
+    ends = list(accumulate(sizes + counts, initial=0))
+    spans = [range(a, b) for a, b in pairwise(ends)]
+    return spans[: len(sizes)], spans[len(sizes) :]
+
+
+def _check_tree(tokens: list[int], parents: list[int], riders: int, budget: int, vocab_size: int) -> None:
+    if not 0 <= riders <= len(tokens):
+        raise ValueError(f"the drafter returned {len(tokens)} drafts and said that {riders} of them are riders")
     if len(tokens) > budget:
-        raise ValueError(f"the drafter returned {len(tokens)} nodes where at most {budget} were asked for")
+        kind = "nodes and riders" if riders else "nodes"
+        raise ValueError(f"the drafter returned {len(tokens)} {kind} where at most {budget} were asked for")
     for i, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
         if not 0 <= token < vocab_size:
             raise ValueError(f"the drafter proposed token {token}, outside the vocabulary of {vocab_size}")
         if not -1 <= parent < i:
-            raise ValueError(f"the drafter gave node {i} the parent {parent}, which does not come before it")
+            kind = "node" if i < len(tokens) - riders else "rider"  # riders come last: none is a node's parent
+            raise ValueError(f"the drafter gave {kind} {i} the parent {parent}, which does not come before it")
 
 
 def keys(seqs: list[Seq]) -> Keys:

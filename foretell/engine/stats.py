@@ -11,16 +11,18 @@ class Stats:
     """Always 0 <= accepted <= drafted, and emitted <= accepted + rounds, equal unless a stop cut the text.
 
     rounds: verifications, plain ones included. drafted: nodes the drafter proposed. accepted: those on the target's
-    path. emitted: tokens generated. *_by_depth: index 0 is the first token after the root. prefill_s: time of the steps
-    before the first token, decode_s: of those after it; draft_s, verify_s: their parts spent in the drafter, and in the
-    target's forward with verification. A step shared by several requests counts for each. cached_tokens: prompt tokens
-    found in the prefix cache. by_member: of a drafter of several members, [drafted, accepted] nodes that each guessed.
+    path. riders: rows computed beside the nodes for the drafter's sake alone. emitted: tokens generated. *_by_depth:
+    index 0 is the first token after the root. prefill_s: time of the steps before the first token, decode_s: of those
+    after it; draft_s, verify_s: their parts spent in the drafter, and in the target's forward with verification. A step
+    shared by several requests counts for each. cached_tokens: prompt tokens found in the prefix cache. by_member: of
+    a drafter of several members, [drafted, accepted] nodes that each guessed; a node may be several members'.
     """
 
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
     emitted: int = 0
+    riders: int = 0
     accepted_by_depth: list[int] = field(default_factory=list)
     drafted_by_depth: list[int] = field(default_factory=list)
     prefill_s: float = 0.0
@@ -66,7 +68,7 @@ class Stats:
         """The sums: rates of the result are those of all rounds together, never averages of ratios."""
         total = Stats()
         for part in parts:
-            for name in ("rounds", "drafted", "accepted", "emitted", "cached_tokens"):
+            for name in ("rounds", "drafted", "accepted", "emitted", "riders", "cached_tokens"):
                 setattr(total, name, getattr(total, name) + getattr(part, name))
             for name in ("prefill_s", "decode_s", "draft_s", "verify_s"):
                 setattr(total, name, getattr(total, name) + getattr(part, name))

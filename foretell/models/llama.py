@@ -117,8 +117,7 @@ class LlamaModel:
             x = ops.linear(ops.swiglu(gate_up), layer.down, layer.down_bias, x)
         if len(self._layers) in taps:
             tapped[len(self._layers)] = x.clone()
-        if len(rows.want) < len(x):
-            x = x[rows.want]
+        x = x[rows.want]
         if not len(x):
             return Output(torch.empty(0, self.vocab_size, dtype=ops.dtype), tapped)
         return Output(ops.linear(ops.norm(x, self._norm, eps), self._head, None, None), tapped)

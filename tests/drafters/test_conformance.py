@@ -22,7 +22,7 @@ MAKERS: dict[str, Callable[[], Drafter]] = {
     **{name: lambda name=name: build(name, Parts(table_target(), VOCAB, table_target(noise=0.2))) for name in METHODS},
     **{
         f"{name}{kind}": lambda name=name, trees=trees: build(name, Parts(table_target(), VOCAB, None, trees=trees))
-        for name in ("suffix", "recycling", "suffix+recycling+ngram")
+        for name in ("suffix", "recycling", "lookahead", "suffix+recycling+ngram", "suffix+lookahead")
         for kind, trees in ((", trees", True), (", a chain", False))
     },
     "model, width 2": lambda: ModelDrafter(table_target(noise=0.2), VOCAB, width=2),
@@ -39,7 +39,7 @@ class Watched(Drafter):
 
     def __init__(self, inner: Drafter, distinct: bool) -> None:
         self.inner, self.distinct = inner, distinct
-        self.taps, self.draft_tokens = inner.taps, inner.draft_tokens
+        self.taps, self.draft_tokens, self.chains = inner.taps, inner.draft_tokens, inner.chains
         self.here: set[int] = set()  # requests it was told of
         self.nodes: dict[int, int] = {}  # request id -> nodes proposed
         self.empty = 0  # proposals for a request without a budget
@@ -72,14 +72,18 @@ class Watched(Drafter):
         trees = drafts.trees()
         assert len(trees) == len(seqs) == drafts.indptr.numel() - 1
         assert drafts.indptr.tolist()[-1] == drafts.tokens.numel() == drafts.parents.numel()
-        for seq, most, (tokens, parents) in zip(seqs, budget, trees, strict=True):
+        for most, (tokens, parents) in zip(budget, trees, strict=True):
             assert len(tokens) == len(parents) <= most, "budget"
             assert all(-1 <= parent < i for i, parent in enumerate(parents)), "parents come before their children"
             assert all(0 <= token < VOCAB for token in tokens)
+            self.empty += most == 0
+        for seq, (tokens, parents) in zip(seqs, drafts.judged().trees(), strict=True):
+            assert all(parent < len(tokens) for parent in parents), "no node hangs on a rider"
             if self.distinct:
                 assert len(set(zip(parents, tokens, strict=True))) == len(tokens), "siblings are distinct"
+            if self.chains:
+                assert parents == list(range(-1, len(tokens) - 1)), "its nodes are a chain"
             self.nodes[seq.id] = self.nodes.get(seq.id, 0) + len(tokens)
-            self.empty += most == 0
         if drafts.drawn is not None:
             q, row = drafts.drawn.q, drafts.drawn.row
             assert q.shape[1] == VOCAB and row.numel() == drafts.tokens.numel()
@@ -203,6 +207,18 @@ BROKEN: dict[str, tuple[Callable[[Sequence[Seq], Sequence[int]], Drafts], str]] 
     "a token too large": (lambda *_: Drafts.chains([[1, VOCAB]]), f"token {VOCAB}, outside the vocabulary of {VOCAB}"),
     "a token below 0": (lambda *_: Drafts.chains([[-1]]), "token -1, outside"),
     "its own parent": (lambda *_: Drafts.pack([([1, 2], [-1, 1])]), "gave node 1 the parent 1"),
+    "a node on a rider": (
+        lambda *_: Drafts.pack([([1, 2, 3], [-1, 2, -1])], riders=[1]),
+        "gave node 1 the parent 2, which does not come before it",
+    ),
+    "a rider on itself": (lambda *_: Drafts.pack([([1, 2], [-1, 1])], riders=[1]), "gave rider 1 the parent 1"),
+    "too many nodes and riders": (
+        lambda _, budget: Drafts.pack([([1] * (budget[0] + 1), [-1] * (budget[0] + 1))], riders=[2]),
+        "returned 4 nodes and riders where at most 3",
+    ),
+    "more riders than drafts": (lambda *_: Drafts.pack([([1], [-1])], riders=[2]), "1 drafts and said that 2 of them"),
+    "fewer riders than none": (lambda *_: Drafts.pack([([1], [-1])], riders=[-1]), "1 drafts and said that -1 of"),
+    "riders of nobody": (lambda *_: Drafts.pack([([1], [-1])], riders=[1, 1]), "1 trees and counted the riders of 2"),
     "no parent at all": (lambda *_: Drafts.pack([([1], [-2])]), "gave node 0 the parent -2"),
 }
 
@@ -232,7 +248,7 @@ def test_nobody_to_draft_for_is_possible(name: str) -> None:
 
 def test_an_unknown_method_is_refused_by_name() -> None:
     with pytest.raises(
-        ValueError, match="drafter 'nagram' is not one of none, ngram, suffix, recycling, model, auto, or"
+        ValueError, match="drafter 'nagram' is not one of none, ngram, suffix, recycling, lookahead, model, auto"
     ):
         check("nagram", False)
 

@@ -63,8 +63,8 @@ def test_the_likeliest_nodes_of_all_sources_fill_one_budget() -> None:
     two = Scripted([0.5], {(): [(6, 0), (9, 0)], (6,): [(4, 0)]})
     drafter = SearchDrafter({"one": one, "two": two})
     paths = proposed(drafter, text([1, 2]), 5)
-    # odds at the root: 5 has 4, 6 has 1/4 * 1, 9 has 1, none of them 1: chances 16/25, 1/25, 4/25, 4/25; below: 5 7 .512,
-    # 5 7 8 .1024
+    # odds at the root: 4 for 5, 1/4 * 1 for 6, 1 for 9, 1 for none: chances 16/25, 1/25, 4/25, 4/25; below them
+    # 5 7 has .512 and 5 7 8 .1024
     assert paths == [(5,), (5, 7), (9,), (5, 7, 8), (6,)]
 
 

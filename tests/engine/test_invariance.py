@@ -14,7 +14,16 @@ from foretell.drafters.base import Drafter, NoDrafter
 from foretell.drafters.model import ModelDrafter
 from foretell.models.base import Target
 from foretell.types import Sampling
-from tests.conftest import VOCAB, HostileDrafter, RandomDrafter, RandomPlanner, run, table_target, tiny_llama
+from tests.conftest import (
+    VOCAB,
+    HostileDrafter,
+    RandomDrafter,
+    RandomPlanner,
+    RidingDrafter,
+    run,
+    table_target,
+    tiny_llama,
+)
 
 TARGETS: dict[str, Callable[..., Target]] = {"table": table_target, "llama": tiny_llama}
 PENALTIES = {
@@ -54,6 +63,7 @@ def methods(target: Target, kind: str) -> dict[str, Callable[[list[list[int]]], 
     made["model, a tree"] = lambda _: ModelDrafter(near, VOCAB, width=3)
     made["model, itself"] = lambda _: ModelDrafter(TARGETS[kind](), VOCAB)
     made["random"] = lambda _: RandomDrafter()
+    made["random, with riders"] = lambda _: RidingDrafter()
     made["hostile"] = lambda known: HostileDrafter(known)
     return made
 
@@ -115,4 +125,4 @@ def test_a_run_goes_on_from_any_of_its_prefixes() -> None:
 
 
 def test_every_method_takes_part() -> None:
-    assert {"none", "ngram", "model", "hostile"} <= set(METHOD_NAMES)
+    assert {"none", "ngram", "model", "hostile", "random, with riders"} <= set(METHOD_NAMES)
