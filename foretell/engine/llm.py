@@ -68,13 +68,15 @@ class LLM:
         opened = open_model(model, dtype=dtype, threads=threads, max_context=max_context)
         self.name, self.target, self.tokenizer = opened.name, opened.target, opened.text
         self.vocabulary = _vocabulary(opened)
+        self.folder = cache_folder() / "models" / opened.fingerprint  # where what is learnt about this model is kept
         draft = None
         if draft_model is not None:
             draft = open_model(draft_model, dtype=dtype, threads=threads, share=self.target)
             check_vocabularies(opened, draft)
         if isinstance(drafter, str):
-            kept = cache_folder() / "models" / opened.fingerprint
-            parts = drafters.Parts(self.target, self.vocabulary, draft.target if draft else None, verifier.trees, kept)
+            parts = drafters.Parts(
+                self.target, self.vocabulary, draft.target if draft else None, verifier.trees, self.folder
+            )
             drafter = drafters.build(drafter, parts)
         if not verifier.trees and not drafter.chains:
             raise ValueError(
