@@ -121,9 +121,11 @@ class PassDrafter(Drafter):
             for g in grown
             for node in g.frontier
         ]
-        return self._forward(parts, list(range(len(parts)))) if parts else torch.empty(0, self.vocab_size)
+        return self._forward(parts, list(range(len(parts))))
 
     def _forward(self, parts: Sequence[Part], want: list[int]) -> Tensor:
+        if not parts:
+            return torch.empty(0, self.vocab_size)
         rows = part_rows(parts, want)
         self.rows += rows.tokens.numel()
         logits = self.model.forward(rows, self._cache, layers=self.layers).logits[:, : self.vocab_size]
