@@ -31,8 +31,8 @@ class LLM:
     """A language model, and a drafter that makes it faster without changing what it says.
 
     model: "smollm2-135m-instruct" (built in), a folder with config.json and safetensors, a .gguf file, or a hub id.
-    drafter: "none", "ngram", "suffix", "recycling", several of these three joined by "+" into one tree, "model", "auto"
-    (the draft model if there is one, else "ngram"), or a `Drafter` object.
+    drafter: "none", "ngram", "suffix", "recycling", several of these three joined by "+" into one tree, "early_exit",
+    "model", "auto" (the draft model if there is one, else "ngram"), or a `Drafter` object.
     draft_model: a model for drafter "model", of the same vocabulary. draft_tokens: at most this many nodes a round;
     "auto" is the drafter's own number. rule: how drafts are verified, "match", "ratio" or "block"; all are lossless,
     and under "match" the tokens are those of plain decoding with the same seed. dtype: "auto", "bfloat16", "float32",
