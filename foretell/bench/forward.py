@@ -14,6 +14,7 @@ from foretell.models.base import Target
 from foretell.types import Output, Rows, Sampling, Seq
 
 CHUNK = 256  # rows of one pass while the context is filled
+Shape = tuple[int, tuple[int, ...] | None]  # rows of a forward, and the layers it runs (None: all)
 
 
 class TimedTarget:
@@ -22,7 +23,7 @@ class TimedTarget:
     def __init__(self, target: Target) -> None:
         self.target, self.seconds = target, 0.0
         self.vocab_size, self.max_context, self.stop_ids = target.vocab_size, target.max_context, target.stop_ids
-        self.exact, self.backend = target.exact, target.backend
+        self.exact, self.backend, self.num_layers = target.exact, target.backend, target.num_layers
 
     def attach(self, cache: Cache, plane: str) -> None:
         self.target.attach(cache, plane)
@@ -30,9 +31,11 @@ class TimedTarget:
     def kv_bytes(self) -> int:
         return self.target.kv_bytes()
 
-    def forward(self, rows: Rows, cache: Cache, *, taps: Collection[int] = ()) -> Output:
+    def forward(
+        self, rows: Rows, cache: Cache, *, taps: Collection[int] = (), layers: Sequence[int] | None = None
+    ) -> Output:
         started = time.perf_counter()
-        out = self.target.forward(rows, cache, taps=taps)
+        out = self.target.forward(rows, cache, taps=taps, layers=layers)
         self.seconds += time.perf_counter() - started
         return out
 
@@ -48,43 +51,55 @@ def timed(llm: LLM) -> Iterator[TimedTarget]:
         llm.engine.target = target.target
 
 
-@torch.inference_mode()
 def row_times(llm: LLM, sizes: Sequence[int], *, context: int, repetitions: int) -> dict[int, list[float]]:
-    """Seconds of forwards over that many rows, a chain behind `context` tokens. No request may be running.
+    """Seconds of whole forwards over that many rows."""
+    times = forward_times(llm, [(size, None) for size in sizes], context=context, repetitions=repetitions)
+    return {size: times[size, None] for size in sizes}
+
+
+@torch.inference_mode()
+def forward_times(llm: LLM, shapes: Sequence[Shape], *, context: int, repetitions: int) -> dict[Shape, list[float]]:
+    """Seconds of forwards of those shapes in turn, each a chain behind `context` tokens. No request may be running.
 
     The context is computed once: a further call finds it in the prefix cache.
     """
     cache, target = llm.engine.cache, llm.target
-    context = max(1, min(context, llm.max_context - max(sizes)))
+    largest = max(size for size, _ in shapes)
+    context = max(1, min(context, llm.max_context - largest))
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(target.vocab_size, (context + max(sizes),), generator=generator).tolist()
+    tokens = torch.randint(target.vocab_size, (context + largest,), generator=generator).tolist()
     seq = Seq(-1, tokens, len(tokens), Sampling(), seed=0)
     if not cache.admit(seq):
         raise RuntimeError("the cache has no free line: a request is still running")
-    times: dict[int, list[float]] = {size: [] for size in sizes}
+    times: dict[Shape, list[float]] = {shape: [] for shape in shapes}
     try:
-        while seq.cached < context:
-            size = min(CHUNK, context - seq.cached)
-            _forward(llm, seq, size)
-            cache.commit(seq, range(size))
+        fill(llm, seq, context)
         for repetition in range(repetitions + 1):
-            for size in sizes:
-                seconds = _forward(llm, seq, size)
+            for shape in shapes:
+                seconds = _forward(llm, seq, shape)
                 cache.commit(seq, ())
                 if repetition:  # the first round warms up
-                    times[size].append(seconds)
+                    times[shape].append(seconds)
     finally:
         cache.release(seq)
     return times
 
 
-def _forward(llm: LLM, seq: Seq, size: int) -> float:
-    """Compute the next `size` tokens of the request on slots reserved here; returns the forward's seconds."""
-    cache = llm.engine.cache
+def fill(llm: LLM, seq: Seq, length: int) -> None:
+    """Compute and commit the request's first `length` tokens."""
+    while seq.cached < length:
+        size = min(CHUNK, length - seq.cached)
+        _forward(llm, seq, (size, None))
+        llm.engine.cache.commit(seq, range(size))
+
+
+def _forward(llm: LLM, seq: Seq, shape: Shape) -> float:
+    """Compute the next tokens of the request on slots reserved here; returns the forward's seconds."""
+    cache, (size, layers) = llm.engine.cache, shape
     if not cache.reserve(seq, size):
         raise RuntimeError(f"the cache has no {size} free slots: a request is still running")
     first = seq.cached
     rows = Rows.of(seq, seq.tokens[first : first + size], range(-1, size - 1), cache.reserved(seq))
     started = time.perf_counter()
-    llm.target.forward(rows, cache)
+    llm.target.forward(rows, cache, layers=layers)
     return time.perf_counter() - started

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from foretell.cli import report
+from foretell.cli import exits, report
 from foretell.cli.command import Command, help_alone, verb
 from foretell.cli.options import DEFAULT_MODEL
 from foretell.cli.terminal import fetch, progress
@@ -129,6 +129,9 @@ def warm(
         say(f"loading {name}")
         llm = LLM(name, drafter="recycling", dtype=dtype, max_batch=1)
         llm.warm(lambda done, total: say(f"{done} of {total} tokens"))
+
+
+app.command("exits", cls=Command)(exits.command)
 
 
 def _facts(name: str, dtype: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretell.drafters.base import Drafter, NoDrafter
+from foretell.drafters.early_exit import CHOICE, Choice, EarlyExitDrafter
 from foretell.drafters.lookahead import LookaheadSource
 from foretell.drafters.model import ModelDrafter
 from foretell.drafters.ngram import NgramDrafter, NgramSource
@@ -42,6 +43,13 @@ def _model(parts: Parts) -> Drafter:
     return ModelDrafter(parts.draft_model, parts.target.vocab_size, vocabulary=parts.vocabulary)
 
 
+def _early_exit(parts: Parts) -> Drafter:
+    count = parts.target.num_layers
+    saved = Choice.load(parts.folder / CHOICE, count) if parts.folder else None
+    choice = saved or Choice.default(count)
+    return EarlyExitDrafter(parts.target, choice.layers, draft_tokens=choice.draft_tokens, vocabulary=parts.vocabulary)
+
+
 # what can share one tree, under the names that "+" joins
 SOURCES: dict[str, Callable[[Parts], Source]] = {
     "ngram": lambda parts: NgramSource(),
@@ -63,6 +71,7 @@ METHODS: dict[str, Method] = {
     "recycling": Method(_search("recycling")),
     "prediction": Method(_search("prediction")),
     "lookahead": Method(_search("lookahead")),
+    "early_exit": Method(_early_exit),
     "model": Method(_model, True),
     "auto": Method(lambda parts: NgramDrafter() if parts.draft_model is None else _model(parts), None),
 }

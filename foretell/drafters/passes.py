@@ -7,7 +7,7 @@ the next round; there is no special case.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +38,7 @@ class PassDrafter(Drafter):
     that start at the root, 1 being a single chain."""
 
     draft_tokens = 4
+    layers: Sequence[int] | None = None  # of the model, run for a draft; None: all
 
     def __init__(
         self, model: Target, plane: str, vocab_size: int, *, vocabulary: int | None = None, width: int = 1
@@ -76,20 +77,26 @@ class PassDrafter(Drafter):
 
     def _catch_up(self, grown: Sequence[Growth]) -> Tensor:
         """Compute what the draft lacks of each text, root included -> [len(grown), V], logits at the roots."""
-        at = [self._computed(g.seq) for g in grown]
         logits = torch.empty(len(grown), self.vocab_size, dtype=torch.float64)
-        while any(start < len(g.seq.tokens) for g, start in zip(grown, at, strict=True)):
+        for parts, reached in self._stretches(grown, [len(g.seq.tokens) for g in grown]):
+            logits[list(reached)] = self._forward(parts, list(reached.values())).double()
+        return logits
+
+    def _stretches(self, grown: Sequence[Growth], ends: Sequence[int]) -> Iterator[tuple[list[Part], dict[int, int]]]:
+        """What the plane lacks of each text up to its end, in passes of at most CHUNK rows; beside the parts of a pass,
+        for each text that comes to its end in it, the row of its last token."""
+        at = [self._computed(g.seq) for g in grown]
+        while any(start < end for start, end in zip(at, ends, strict=True)):
             left, parts, reached = CHUNK, [], {}
             for i, g in enumerate(grown):
-                end = min(len(g.seq.tokens), at[i] + left)
+                end = min(ends[i], at[i] + left)
                 if end > at[i]:
                     parts.append(self._part(g, at[i], end))
                     left -= end - at[i]
                     at[i] = end
-                    if end == len(g.seq.tokens):
+                    if end == ends[i]:
                         reached[i] = CHUNK - left - 1
-            logits[list(reached)] = self._forward(parts, list(reached.values())).double()
-        return logits
+            yield parts, reached
 
     def _computed(self, seq: Seq) -> int:
         """How many leading tokens the draft has computed: it goes on from the first it has not."""
@@ -114,12 +121,14 @@ class PassDrafter(Drafter):
             for g in grown
             for node in g.frontier
         ]
-        return self._forward(parts, list(range(len(parts)))) if parts else torch.empty(0, self.vocab_size)
+        return self._forward(parts, list(range(len(parts))))
 
     def _forward(self, parts: Sequence[Part], want: list[int]) -> Tensor:
+        if not parts:
+            return torch.empty(0, self.vocab_size)
         rows = part_rows(parts, want)
         self.rows += rows.tokens.numel()
-        logits = self.model.forward(rows, self._cache).logits[:, : self.vocab_size]
+        logits = self.model.forward(rows, self._cache, layers=self.layers).logits[:, : self.vocab_size]
         if logits.shape[1] < self.vocab_size:
             logits = torch.nn.functional.pad(logits, (0, self.vocab_size - logits.shape[1]))
         logits[:, self.vocabulary :] = float("-inf")  # the padding of either vocabulary is never proposed

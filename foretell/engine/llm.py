@@ -31,7 +31,8 @@ class LLM:
     """A language model, and a drafter that makes it faster without changing what it says.
 
     model: "smollm2-135m-instruct" (built in), a folder with config.json and safetensors, a .gguf file, or a hub id.
-    drafter: "none", "ngram", "suffix", "recycling", "lookahead", several of these four joined by "+" into one tree,
+    drafter: "none", "ngram", "suffix", "recycling", "prediction", "lookahead", several of these joined by "+" into one
+    tree, "early_exit",
     "model", "auto" (the draft model if there is one, else "ngram"), or a `Drafter` object.
     draft_model: a model for drafter "model", of the same vocabulary. draft_tokens: at most this many nodes a round;
     "auto" is the drafter's own number. rule: how drafts are verified, "match", "ratio" or "block"; all are lossless,
@@ -68,14 +69,14 @@ class LLM:
         opened = open_model(model, dtype=dtype, threads=threads, max_context=max_context)
         self.name, self.target, self.tokenizer = opened.name, opened.target, opened.text
         self.vocabulary = _vocabulary(opened)
-        self._kept = cache_folder() / "models" / opened.fingerprint
+        self.folder = cache_folder() / "models" / opened.fingerprint  # where what is learnt about this model is kept
         draft = None
         if draft_model is not None:
             draft = open_model(draft_model, dtype=dtype, threads=threads, share=self.target)
             check_vocabularies(opened, draft)
         if isinstance(drafter, str):
             parts = drafters.Parts(
-                self.target, self.vocabulary, draft.target if draft else None, verifier.trees, self._kept
+                self.target, self.vocabulary, draft.target if draft else None, verifier.trees, self.folder
             )
             drafter = drafters.build(drafter, parts)
         if not verifier.trees and not drafter.chains:
@@ -137,7 +138,7 @@ class LLM:
         """Keep what the drafter has learnt from requests so far, as "suffix" and "recycling" do: in that folder, for
         `load_drafter`, or in the user's cache folder, from where drafters of this model start from then on. Private
         requests leave nothing to keep."""
-        self.drafter.save(self._kept if folder is None else Path(folder))
+        self.drafter.save(self.folder if folder is None else Path(folder))
 
     def load_drafter(self, folder: str | Path) -> None:
         """Let the drafter go on with what was saved there."""

@@ -1,8 +1,11 @@
-"""Small text files of a checkpoint folder, with errors that name the file."""
+"""Small text files, with errors that name the file."""
 
 from __future__ import annotations
 
 import json
+import os
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,3 +27,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a JSON object, not {type(value).__name__}")
     return value
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Written whole or not at all; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        fresh = Path(scratch) / path.name
+        fresh.write_text(json.dumps(value), encoding="utf-8")
+        os.replace(fresh, path)

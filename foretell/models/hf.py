@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from foretell.kv.cache import Cache, Plane
+from foretell.models.base import layers_to_run
 from foretell.models.config import architecture_of
 from foretell.models.load import Checkpoint
 from foretell.types import Output, Rows
@@ -35,6 +36,7 @@ class HFModel:
 
     exact = False  # transformers' products and attention depend on how many rows they see
     backend = "transformers"
+    num_layers = 0  # transformers runs all of them
 
     def __init__(
         self, checkpoint: Checkpoint, dtype: torch.dtype | None, *, threads: int | None, max_context: int | None
@@ -72,7 +74,10 @@ class HFModel:
         layers, heads, dim = self._shape
         return int(2 * layers * heads * dim * self._model.dtype.itemsize)
 
-    def forward(self, rows: Rows, cache: Cache, *, taps: Collection[int] = ()) -> Output:
+    def forward(
+        self, rows: Rows, cache: Cache, *, taps: Collection[int] = (), layers: Sequence[int] | None = None
+    ) -> Output:
+        layers_to_run(layers, self.num_layers)
         assert self._plane is not None, "attach a cache first"
         ends = rows.indptr.tolist()
         logits = torch.empty(len(rows.want), self.vocab_size, dtype=self._model.dtype)

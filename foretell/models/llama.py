@@ -6,13 +6,14 @@ committed tokens and to its own path, so the same code runs a prompt chunk, a lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from foretell.kv.cache import Cache, Plane
+from foretell.models.base import layers_to_run
 from foretell.models.config import ModelConfig, inverse_frequencies
 from foretell.models.ops import AttentionSpec, Ops
 from foretell.types import Output, Rows
@@ -52,6 +53,7 @@ class LlamaModel:
             raise ValueError(f"activation {config.hidden_act!r} is not supported; this family uses 'silu'")
         self.config, self.ops, self.stop_ids, self.exact = config, ops, stop_ids, exact
         self.vocab_size, self.max_context, self.backend = config.vocab_size, max_context, ops.backend
+        self.num_layers = config.num_layers
         self._eps = config.rms_eps
         rope = _rope_tables(config, max_context)
         self._embedding = ops.pack(tensor("embed_tokens.weight"))
@@ -100,14 +102,18 @@ class LlamaModel:
         config = self.config
         return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self.ops.cache_dtype.itemsize
 
-    def forward(self, rows: Rows, cache: Cache, *, taps: Collection[int] = ()) -> Output:
+    def forward(
+        self, rows: Rows, cache: Cache, *, taps: Collection[int] = (), layers: Sequence[int] | None = None
+    ) -> Output:
         ops, eps, plane = self.ops, self._eps, self._plane
+        chosen = layers_to_run(layers, self.num_layers)
         assert plane is not None, "attach a cache first"
         ops.start(rows, cache)
-        plane.filled[rows.slots.numpy()] = True
+        plane.filled[rows.slots.numpy()] = len(chosen) == self.num_layers
         tapped: dict[int, Tensor] = {}
         x = ops.embed(self._embedding, rows.tokens)
-        for i, layer in enumerate(self._layers):
+        for i in chosen:
+            layer = self._layers[i]
             if i in taps:
                 tapped[i] = x.clone()
             qkv = ops.linear(ops.norm(x, layer.input_norm, eps), layer.qkv, layer.qkv_bias, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,11 @@ TEMPLATE = (
 CONTEXT = 4096
 
 
-def write_tiny(folder: Path, *, seed: int = 0, tokenizer: bool = True) -> Path:
-    """A folder as transformers writes it. Its weights are random, so what it says is noise, and repeats itself."""
+def write_tiny(
+    folder: Path, *, seed: int = 0, tokenizer: bool = True, layers: int = 2, idle: Collection[int] = ()
+) -> Path:
+    """A folder as transformers writes it. Its weights are random, so what it says is noise, and repeats itself.
+    idle: layers that add nothing."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     built = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
     built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -33,7 +37,7 @@ def write_tiny(folder: Path, *, seed: int = 0, tokenizer: bool = True) -> Path:
         "vocab_size": built.get_vocab_size(),
         "hidden_size": 64,
         "intermediate_size": 96,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": CONTEXT,
@@ -46,6 +50,9 @@ def write_tiny(folder: Path, *, seed: int = 0, tokenizer: bool = True) -> Path:
     for name, shape in sorted(tensor_shapes(ModelConfig.from_hf(config)).items()):
         spread = 1.0 if "norm" in name else 2 / shape[-1] ** 0.5
         weights[f"model.{name}"] = spread * torch.randn(shape, generator=generator)
+    for i in idle:
+        for name in ("self_attn.o_proj", "mlp.down_proj"):
+            weights[f"model.layers.{i}.{name}.weight"].zero_()
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))

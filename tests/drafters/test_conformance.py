@@ -10,26 +10,31 @@ import pytest
 
 from foretell.drafters import METHODS, Parts, build, check
 from foretell.drafters.base import Drafter, NoDrafter
+from foretell.drafters.early_exit import EarlyExitDrafter
 from foretell.drafters.model import ModelDrafter
 from foretell.kv.cache import Cache
+from foretell.models.base import Target
 from foretell.types import Drafts, Draw, Sampling, Seen, Seq
 from foretell.verify import RULES
 from tests.conftest import VOCAB, RandomPlanner, run, table_target
 from tests.engine.test_invariance import prompts
 from tests.play import FIRST_ID, Stage
 
-MAKERS: dict[str, Callable[[], Drafter]] = {
-    **{name: lambda name=name: build(name, Parts(table_target(), VOCAB, table_target(noise=0.2))) for name in METHODS},
+MAKERS: dict[str, Callable[[Target], Drafter]] = {
+    **{name: lambda target, name=name: build(name, Parts(target, VOCAB, table_target(noise=0.2))) for name in METHODS},
     **{
-        f"{name}{kind}": lambda name=name, trees=trees: build(name, Parts(table_target(), VOCAB, None, trees=trees))
+        f"{name}{kind}": lambda target, name=name, trees=trees: build(name, Parts(target, VOCAB, None, trees=trees))
         for name in ("suffix", "recycling", "lookahead", "suffix+recycling+ngram", "suffix+lookahead")
         for kind, trees in ((", trees", True), (", a chain", False))
     },
-    "model, width 2": lambda: ModelDrafter(table_target(noise=0.2), VOCAB, width=2),
-    "model, width 5": lambda: ModelDrafter(table_target(noise=0.2), VOCAB, width=5),
+    "model, width 2": lambda target: ModelDrafter(table_target(noise=0.2), VOCAB, width=2),
+    "model, width 5": lambda target: ModelDrafter(table_target(noise=0.2), VOCAB, width=5),
+    "early_exit, width 3": lambda target: EarlyExitDrafter(target, [0, 2], width=3),
 }
 EVERY = pytest.mark.parametrize("name", MAKERS)
-BY_RULE = [(name, rule) for name, make in MAKERS.items() for rule in RULES if rule != "block" or make().chains]
+BY_RULE = [
+    (name, rule) for name, make in MAKERS.items() for rule in RULES if rule != "block" or make(table_target()).chains
+]
 SLOTS = 130  # too few for five: the scheduler preempts as well
 MODES = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 0.8}}
 
@@ -131,7 +136,7 @@ def samplings(count: int, mode: str) -> list[Sampling]:
 @pytest.mark.parametrize(("name", "rule"), BY_RULE)
 def test_contract_in_company_with_preemption_and_changing_budgets(name: str, rule: str, mode: str) -> None:
     target = table_target()
-    watched = Watched(MAKERS[name](), distinct=rule == "match")
+    watched = Watched(MAKERS[name](target), distinct=rule == "match")
     stage = Stage(target, watched, rule=rule, planner=RandomPlanner(7, target.max_context), slots=SLOTS, max_rows=20)
     texts, how = prompts(8), samplings(8, mode)
     requests = [stage.add(p, s) for p, s in zip(texts[:5], how[:5], strict=True)]
@@ -156,8 +161,9 @@ def test_contract_in_company_with_preemption_and_changing_budgets(name: str, rul
 
 @EVERY
 def test_state_is_dropped_when_a_request_ends_or_loses_its_place(name: str) -> None:
-    drafter = MAKERS[name]()
-    stage = Stage(table_target(), drafter)
+    target = table_target()
+    drafter = MAKERS[name](target)
+    stage = Stage(target, drafter)
     first, second = (stage.add(p, Sampling(seed=1, max_tokens=40, ignore_eos=True)) for p in prompts(2))
     for _ in range(3):
         stage.step()
@@ -172,13 +178,14 @@ def test_state_is_dropped_when_a_request_ends_or_loses_its_place(name: str) -> N
 
 def test_what_is_left_behind_would_be_seen() -> None:
     """The check that this suite leans on can fail."""
-    drafter = MAKERS["ngram"]()
-    stage = Stage(table_target(), drafter)
+    target = table_target()
+    drafter = MAKERS["ngram"](target)
+    stage = Stage(target, drafter)
     request = stage.add([1, 2, 1], Sampling(seed=1, max_tokens=9, ignore_eos=True))
     stage.step()
     assert left_behind(drafter, {request.seq.id}) == ["known"] and request.seq.id == FIRST_ID
-    model = MAKERS["model"]()
-    stage = Stage(table_target(), model)
+    model = MAKERS["model"](target)
+    stage = Stage(target, model)
     stage.add([1, 2, 1], Sampling(seed=1, max_tokens=9, ignore_eos=True))
     stage.step()
     assert left_behind(model, {FIRST_ID}) == ["_done"]
@@ -187,7 +194,8 @@ def test_what_is_left_behind_would_be_seen() -> None:
 @EVERY
 def test_without_a_budget_there_are_no_nodes(name: str) -> None:
     """Pain L59: a request that asks for plain decoding gets it, beside one that does not."""
-    target, watched = table_target(), Watched(MAKERS[name](), distinct=True)
+    target = table_target()
+    watched = Watched(MAKERS[name](target), distinct=True)
     stage = Stage(target, watched)
     texts = prompts(4)
     requests = [
@@ -240,15 +248,17 @@ def test_a_drafter_that_breaks_its_contract_is_named_and_the_target_computes_not
 
 @EVERY
 def test_nobody_to_draft_for_is_possible(name: str) -> None:
-    drafter = MAKERS[name]()
-    stage = Stage(table_target(), drafter)
+    target = table_target()
+    drafter = MAKERS[name](target)
+    stage = Stage(target, drafter)
     drafts = drafter.propose([], [], stage.engine.rule.draw)
     assert drafts.trees() == [] and drafts.indptr.tolist() == [0]
 
 
 def test_an_unknown_method_is_refused_by_name() -> None:
     with pytest.raises(
-        ValueError, match="drafter 'nagram' is not one of none, ngram, suffix, recycling, lookahead, model, auto"
+        ValueError,
+        match="drafter 'nagram' is not one of none, ngram, suffix, recycling, prediction, lookahead, early_exit, model,",
     ):
         check("nagram", False)
 

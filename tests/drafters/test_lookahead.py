@@ -241,7 +241,14 @@ def test_several_sources_that_ride_each_see_their_own() -> None:
     target = table_target()
     sources = [Rider(target, [7, 8]), LookaheadSource(2, 3), Rider(target, [9, 10, 11])]
     texts = [[3, 4], [5, 6, 7], [8]]
-    done = run(target, SearchDrafter(dict(zip("abc", sources, strict=True))), texts, [greedy(12)] * 3, draft_tokens=12, max_rows=4)
+    done = run(
+        target,
+        SearchDrafter(dict(zip("abc", sources, strict=True))),
+        texts,
+        [greedy(12)] * 3,
+        draft_tokens=12,
+        max_rows=4,
+    )
     plain = run(target, NoDrafter(), texts, [greedy(12)] * 3)
     assert [c.token_ids for c in done] == [c.token_ids for c in plain]
     assert sources[0].checked > 20 and sources[2].checked > 10  # type: ignore[union-attr]

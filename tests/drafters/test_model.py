@@ -34,10 +34,12 @@ class Table(TableTarget):
             self.table = self.table + noise * TableTarget(vocab_size, seed=seed + 1).table
         self.passes: list[int] = []
 
-    def forward(self, rows: Rows, cache: Cache, *, taps: Collection[int] = ()) -> Output:
+    def forward(
+        self, rows: Rows, cache: Cache, *, taps: Collection[int] = (), layers: Sequence[int] | None = None
+    ) -> Output:
         assert int(rows.positions.max()) < self.max_context, "a row beyond the model's last position"
         self.passes.append(len(rows.tokens))
-        return super().forward(rows, cache, taps=taps)
+        return super().forward(rows, cache, taps=taps, layers=layers)
 
     def read(self, slots: Sequence[int]) -> list[int]:
         assert self._plane is not None
@@ -200,8 +202,8 @@ class Greedy(Table):
         super().__init__(vocab_size, **kwargs)
         self.real = real
 
-    def logits(self, tokens: list[int]) -> Tensor:
-        logits = super().logits(tokens)
+    def logits(self, tokens: list[int], layers: Sequence[int] | None = None) -> Tensor:
+        logits = super().logits(tokens, layers)
         logits[self.real :] += 100
         return logits
 

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
+from foretell.drafters.early_exit import EarlyExitDrafter
 from foretell.drafters.model import ModelDrafter
+from foretell.drafters.passes import PassDrafter
 from foretell.engine.stats import Stats
 from foretell.models.table import TableTarget
 from foretell.planner.fixed import FixedPlanner
@@ -49,6 +51,7 @@ class Case:
     width: int = 1
     nodes: int = 4  # a request has 1 to so many
     shape: dict[str, Any] = field(default_factory=dict)
+    layers: tuple[int, ...] = ()  # drafts come from these layers of the target; none: from another table
 
 
 CASES = {
@@ -57,6 +60,8 @@ CASES = {
     "ratio, width 3, shaped": Case("ratio", width=3, nodes=7, shape=SHAPE),
     "block, chains": Case("block"),
     "match, width 3": Case("match", width=3, nodes=7),
+    "ratio, own layers": Case("ratio", width=2, layers=(1, 2)),
+    "block, own layers": Case("block", layers=(1, 2)),
 }
 UNSHARED = ["ratio, width 3", "block, chains"]  # without the prefix cache too
 
@@ -95,7 +100,10 @@ def enumerate_law(target: TableTarget, shape: dict[str, Any]) -> dict[tuple[int,
 
 
 def play(rule: Rule, case: Case, *, reuse: bool, runs: int = RUNS) -> tuple[Counter[tuple[int, ...]], Stats]:
-    target, drafter = table(1), ModelDrafter(table(2), VOCAB, width=case.width)
+    target = table(1)
+    drafter: PassDrafter = ModelDrafter(table(2), VOCAB, width=case.width)
+    if case.layers:
+        drafter = EarlyExitDrafter(target, case.layers, width=case.width)
     planner = Deep(case.nodes, target.max_context)
     stage = Stage(
         target, drafter, rule=rule, planner=planner, slots=125 * 32, max_batch=125, max_rows=4000, reuse=reuse
