@@ -30,14 +30,16 @@ PROMPTS: dict[str, str] = {
 
 
 def encoded(llm: LLM, kinds: list[str]) -> dict[str, list[int]]:
-    """The prompts of those kinds (all, if none is named) as token ids, through the chat template if there is one."""
+    """The prompts of those kinds (all, if none is named) as token ids."""
     unknown = next((kind for kind in kinds if kind not in PROMPTS), None)
     if unknown is not None:
         raise ValueError(f"there is no kind of prompt {unknown!r}: choose from {', '.join(PROMPTS)}")
+    return {kind: ids_of(llm, PROMPTS[kind]) for kind in kinds or PROMPTS}
+
+
+def ids_of(llm: LLM, prompt: str) -> list[int]:
+    """A text as token ids, through the chat template if there is one."""
     text = llm.tokenizer
     if text is None:
         raise ValueError("this model has no tokenizer, and the benchmark's prompts are texts")
-    chosen = {kind: PROMPTS[kind] for kind in kinds or PROMPTS}
-    if text.template is None:
-        return {kind: text.encode(prompt) for kind, prompt in chosen.items()}
-    return {kind: text.chat([{"role": "user", "content": prompt}]) for kind, prompt in chosen.items()}
+    return text.encode(prompt) if text.template is None else text.chat([{"role": "user", "content": prompt}])

@@ -15,9 +15,10 @@ from foretell.types import Sampling
 class Run:
     """prefill_s: steps up to the first token; decode_s: all steps after them, whose tokens are `decoded` in number.
 
-    Speed is taken over the latter alone, so it does not depend on what of the prompt was cached. `stopping` is asked
-    before each step; once it says True the request ends with finish_reason "abort". `meter` is any other clock that
-    goes on during a step; `metered` is how far it went in decode_s.
+    Speed is taken over the latter alone, so it does not depend on what of the prompt was cached. draft_s and verify_s
+    are the parts of decode_s that `Stats` books under these names. `stopping` is asked before each step; once it says
+    True the request ends with finish_reason "abort". `meter` is any other clock that goes on during a step; `metered`
+    is how far it went in decode_s.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Run:
         self.request = llm.submit(prompt, sampling)
         self.seed = self.request.seq.seed
         self.prefill_s = self.decode_s = self.metered = 0.0
+        self.draft_s = self.verify_s = 0.0
         self._llm, self._stopping, self._meter = llm, stopping, meter
         self._first = 0  # tokens of the first round
 
@@ -59,12 +61,16 @@ class Run:
         return self.completion
 
     def _step(self) -> None:
+        stats = self.request.stats
+        drafted, verified = stats.draft_s, stats.verify_s
         started, meter = time.perf_counter(), self._meter()
         self._llm.step()
         took = time.perf_counter() - started
         if self._first:
             self.decode_s += took
             self.metered += self._meter() - meter
+            self.draft_s += stats.draft_s - drafted
+            self.verify_s += stats.verify_s - verified
         else:
             self.prefill_s += took
             self._first = self.request.seq.generated

@@ -12,7 +12,7 @@ from rich.console import Console
 from foretell.bench.against import OTHERS, Other, other
 from foretell.bench.decode import DRAFTED, OTHER, PLAIN, Settings, decode
 from foretell.bench.prompts import PROMPTS
-from foretell.cli import report
+from foretell.cli import accept, replay, report
 from foretell.cli.command import Command, help_alone, verb
 from foretell.cli.options import ModelOptions
 from foretell.cli.terminal import load, progress
@@ -25,12 +25,14 @@ app = typer.Typer(rich_markup_mode=None)
 
 @app.callback(invoke_without_command=True)
 def group(ctx: typer.Context) -> None:
-    """Measure speed on this machine.
+    """Measure drafters: speed on this machine, and how much of what they guess is accepted.
 
     Examples:
 
     \b
       foretell bench decode
+      foretell bench accept
+      foretell bench replay gpt-4o-airline.json
     """
     help_alone(ctx)
 
@@ -53,6 +55,10 @@ class BenchOptions:
 
     def settings(self) -> Settings:
         return Settings(self.max_tokens, self.temperature, self.seed, self.repetitions, self.kinds)
+
+
+app.command("accept", cls=Command)(accept.command)
+app.command("replay", cls=Command)(replay.command)
 
 
 @app.command("decode", cls=Command)

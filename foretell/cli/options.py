@@ -21,7 +21,9 @@ def _option(*names: str, help: str, metavar: str | None = None) -> Any:
 
 
 @dataclass
-class ModelOptions:
+class LoadOptions:
+    """Of every verb that opens a model, whatever drafts for it."""
+
     model: Annotated[
         str,
         _option(
@@ -32,10 +34,6 @@ class ModelOptions:
             "a hub id.",
         ),
     ] = DEFAULT_MODEL
-    drafter: Annotated[
-        str,
-        _option("--drafter", metavar="METHOD", help=f"What guesses the next tokens: {', '.join(METHODS)}."),
-    ] = "auto"
     draft_model: Annotated[
         str | None, _option("--draft-model", metavar="NAME", help="A smaller model of the same vocabulary that drafts.")
     ] = None
@@ -62,6 +60,14 @@ class ModelOptions:
         """For `LLM`, which checks them."""
         number = self.draft_tokens.lstrip("-").isdigit()
         return {**vars(self), "draft_tokens": int(self.draft_tokens) if number else self.draft_tokens}
+
+
+@dataclass
+class ModelOptions(LoadOptions):
+    drafter: Annotated[
+        str,
+        _option("--drafter", metavar="METHOD", help=f"What guesses the next tokens: {', '.join(METHODS)}."),
+    ] = "auto"
 
 
 @dataclass

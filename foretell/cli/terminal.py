@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress
 
 from foretell.cli.command import fail
 from foretell.cli.options import ModelOptions
@@ -37,15 +38,30 @@ def progress() -> Iterator[Callable[[str], None]]:
         yield lambda line: status.update(escape(line))
 
 
+@contextmanager
+def bar() -> Iterator[Callable[[int, int, str], None]]:
+    """A bar on stderr, told how much is done, of how much, and what goes on; nothing where it is not a terminal."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as shown:
+        task = shown.add_task("", total=None)
+        yield lambda done, total, what: shown.update(task, completed=done, total=total, description=escape(what))
+
+
 def load(options: ModelOptions) -> LLM:
     """The model, fetched first if it is a built-in one that is not here yet."""
     arguments = options.arguments()
+    fetched(options.model, options.draft_model)
     with progress() as say:
-        for name in (options.model, options.draft_model):
-            if name in hub.BUILTIN:
-                fetch(name, say)
         say(f"loading {options.model}")
         return LLM(**arguments, max_batch=1)
+
+
+def fetched(*names: str | None) -> None:
+    """See to it that the built-in models among these are here."""
+    with progress() as say:
+        for name in names:
+            if name in hub.BUILTIN:
+                fetch(name, say)
 
 
 def fetch(name: str, say: Callable[[str], None]) -> str:

@@ -18,7 +18,7 @@ from foretell.verify import RULES
 from tests.cli.run import foretell
 
 VERBS = [[], ["generate"], ["chat"], ["models"], ["models", "list"], ["models", "fetch"], ["models", "show"]]
-VERBS += [["bench"], ["bench", "decode"]]
+VERBS += [["bench"], ["bench", "decode"], ["bench", "accept"], ["bench", "replay"]]
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
