@@ -48,7 +48,7 @@ class Languages:
 
     target: Text
     draft: Text
-    size: int  # of the target's logits
+    sizes: tuple[int, int]  # of the logits of target and draft
     spoken: list[bytes]  # target id -> its bytes as the draft is to read them
     written: list[bytes]  # draft id -> its bytes as the target is to read them; none for what means nothing there
     target_bytes: list[bytes]  # target id -> its bytes
@@ -59,7 +59,7 @@ class Languages:
 
     @staticmethod
     def of(target: Text, draft: Text, sizes: tuple[int, int]) -> Languages:
-        """sizes: of the logits of target and draft; an id beyond them, or without a token, stands for nothing."""
+        """An id beyond the logits, or without a token, stands for nothing."""
         ours, theirs = spellings(target)[: sizes[0]], spellings(draft)[: sizes[1]]
         answers, known = _renamed(theirs, draft, target), special_names(target)
         encoding = draft.tokenizer.encode("a")
@@ -70,7 +70,7 @@ class Languages:
         return Languages(
             target,
             draft,
-            sizes[0],
+            sizes,
             spoken=_as_bytes(_renamed(ours, target, draft)),
             written=_as_bytes([s if s in known or isinstance(s, bytes) else None for s in answers]),
             target_bytes=_as_bytes(ours),
@@ -132,6 +132,7 @@ class Reading:
         settled, tail = self._settled, encoding.ids[self._lead :]
         if settled == 0:
             tail = [*self._languages.prefix, *tail]
+        tail = [min(t, self._languages.sizes[1] - 1) for t in tail]  # a model may lack its tokenizer's last tokens
         if len(encoding.ids) - self._lead > 2 * TAIL:
             self._settle(encoding, settled + len(tail) - TAIL)
         part = self._part(self.pending)

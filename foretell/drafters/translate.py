@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -118,9 +119,11 @@ class Translator(Drafter):
             rows = part_rows(parts, want)
             self.rows += rows.tokens.numel()
             logits = self.model.forward(rows, self.cache).logits
-            found.update(zip(reached, logits.clone(), strict=True))
             for part in parts:
                 self.cache.commit(part.seq, range(len(part.tokens)))
+            if len(reached) == len(texts):
+                return logits
+            found.update(zip(reached, logits.clone(), strict=True))
         return torch.stack([found[i] for i in range(len(texts))])
 
     def _part(self, seq: Seq, n: int) -> Part:
@@ -137,7 +140,7 @@ class SharedTokens(Translator):
         pairs = self.languages.to_draft
         if not pairs:
             raise ValueError("the tokenizers of draft_model and model have no token in common: use another draft_model")
-        self._ours, self._theirs = torch.tensor(list(pairs)), torch.tensor(list(pairs.values()))
+        self._ours, self._theirs = np.array(list(pairs)), np.array(list(pairs.values()))
 
     def propose(self, seqs: Sequence[Seq], budget: Sequence[int], draw: Draw) -> Drafts:
         limits = self._listen(seqs, budget)
@@ -150,10 +153,12 @@ class SharedTokens(Translator):
         return forest.drafts()
 
     def _widen(self, logits: Tensor) -> Tensor:
-        """[M, V of the draft] -> [M, V of the target], -inf where the token is not the draft's too."""
-        wide = logits.new_full((len(logits), self.languages.size), float("-inf"))
-        wide[:, self._ours] = logits[:, self._theirs]
-        return wide
+        """[M, V of the draft] -> float64 [M, V of the target], -inf where the token is not the draft's too."""
+        narrow = (logits if logits.dtype in (torch.float32, torch.float64) else logits.float()).numpy(force=True)
+        wide = np.full((len(narrow), self.languages.sizes[0]), -np.inf)  # numpy: nothing to wake for a few rows
+        for row, source in zip(wide, narrow, strict=True):
+            row[self._ours] = source[self._theirs]
+        return torch.from_numpy(wide)
 
 
 class SharedText(Translator):
