@@ -28,7 +28,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "cli": ("bench", *ENGINE, "drafters", "verify", "models", "types"),
     "__init__": (*ENGINE, "drafters", "types"),
 }
-SHARED = ("base", "grow", "index", "passes", "search")  # what drafters import of their own package
+SHARED = ("base", "grow", "index", "passes", "reading", "search")  # what drafters import of their own package
 
 
 def modules() -> list[Path]:

@@ -15,6 +15,7 @@ from foretell.kv.cache import Cache
 from foretell.types import Drafts, Draw, Sampling, Seen, Seq
 from foretell.verify import RULES
 from tests.conftest import VOCAB, RandomPlanner, run, table_target
+from tests.drafters.pairs import WAYS, letter_drafter
 from tests.engine.test_invariance import prompts
 from tests.play import FIRST_ID, Stage
 
@@ -27,6 +28,7 @@ MAKERS: dict[str, Callable[[], Drafter]] = {
     },
     "model, width 2": lambda: ModelDrafter(table_target(noise=0.2), VOCAB, width=2),
     "model, width 5": lambda: ModelDrafter(table_target(noise=0.2), VOCAB, width=5),
+    **{f"model, {way}": lambda way=way: letter_drafter(way) for way in WAYS},
 }
 EVERY = pytest.mark.parametrize("name", MAKERS)
 BY_RULE = [(name, rule) for name, make in MAKERS.items() for rule in RULES if rule != "block" or make().chains]
