@@ -37,7 +37,7 @@ class ModelOptions:
         _option("--drafter", metavar="METHOD", help=f"What guesses the next tokens: {', '.join(METHODS)}."),
     ] = "auto"
     draft_model: Annotated[
-        str | None, _option("--draft-model", metavar="NAME", help="A smaller model of the same vocabulary that drafts.")
+        str | None, _option("--draft-model", metavar="NAME", help="A smaller model that drafts.")
     ] = None
     draft_tokens: Annotated[
         str,
