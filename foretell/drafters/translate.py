@@ -29,7 +29,7 @@ from foretell.models.text import Text
 from foretell.types import Drafts, Draw, Seq
 
 PLANE = "draft"
-ENOUGH = 0.9  # share of a sample text's tokens that both vocabularies have, from which on their intersection will do
+ENOUGH = 0.75  # share of a sample text's tokens that both vocabularies have, from which on these will do
 
 
 @dataclass(slots=True)

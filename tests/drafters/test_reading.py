@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 import pytest
-from tokenizers import Encoding
+from tokenizers import Encoding, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from foretell.drafters.reading import BEHIND, SAMPLE, TAIL, Languages, Reading
 from foretell.models.text import Text
@@ -20,6 +20,7 @@ STORY = (
     + "Ich hätte gern 3 Brötchen 🥐🥐, bitte! 日本語のテキスト。 “Oui” — ça va?\n\n\n  x = 12345678\n"
     + SAMPLE[::-1]
 )
+MERGES = [("1", "2"), ("3", "4")]
 TEXTS: dict[str, Text] = {
     "bytes": byte_level(420, special=["<|im_start|>", "<|im_end|>"], bos_token="<|im_start|>", eos_token="<|im_end|>"),
     "fewer": byte_level(290, CATS, special=["</s>", "<|im_start|>"], eos_token="</s>"),
@@ -144,6 +145,22 @@ def test_the_beginning_of_a_character_is_read_by_its_bytes() -> None:
     assert deaf.read([0, 1]) == (0, [0], False)
 
 
+def test_a_text_is_not_cut_where_it_would_read_otherwise() -> None:
+    """Numbers are split in threes from their beginning: from the middle of a group on, the rest comes out otherwise."""
+    built = Tokenizer(models.BPE(vocab={**{str(d): d for d in range(10)}, "12": 10, "34": 11, "x": 12}, merges=MERGES))
+    built.pre_tokenizer = pre_tokenizers.Split(Regex(r"\p{N}{1,3}"), "isolated")
+    built.decoder = decoders.ByteLevel()
+    draft, target = Text(built, None, {}), spelled([*"0123456789", "x"])
+    for number in ("123412", "4123", "12"):
+        ids = [10, *(int(digit) for digit in number * 30)][:120]
+        reading, own = Reading(languages(target, draft)), []
+        for beginning in pieces(ids, 3):
+            start, tail, _ = reading.read(beginning)
+            own[start:] = tail
+            assert own == draft.encode("".join("0123456789x"[i] for i in beginning))
+        assert start > 0
+
+
 def test_special_tokens_are_read_as_such_where_both_have_them() -> None:
     target, draft = TEXTS["bytes"], TEXTS["fewer"]
     start, end = (target.tokenizer.token_to_id(t) for t in ("<|im_start|>", "<|im_end|>"))
@@ -185,7 +202,7 @@ def test_ids_beyond_the_model_are_not_given_to_it() -> None:
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
 def test_an_answer_is_in_the_targets_own_tokens(target: str, draft: str) -> None:
     """The true continuation, cut anywhere in the draft's tokens: what comes back continues the text's own tokens."""
-    both, ours, theirs = languages(target, draft), TEXTS[target], spellings(TEXTS[draft])
+    both, ours = languages(target, draft), TEXTS[target]
     ids = encoded(ours, STORY)
     source, right, given = random.Random(2), 0, 0
     for cut in source.sample(range(20, len(ids) - 40), 60):
@@ -198,7 +215,7 @@ def test_an_answer_is_in_the_targets_own_tokens(target: str, draft: str) -> None
         agreed = next((n for n, (a, b) in enumerate(zip(answer, ids[cut:], strict=False)) if a != b), len(answer))
         assert agreed >= len(answer) - 3
         right, given = right + agreed, given + len(answer)
-    assert given > 60 and right > 0.8 * given and theirs
+    assert given > 400 and right > 0.9 * given
 
 
 def test_an_answer_begins_where_the_text_ends() -> None:

@@ -193,7 +193,7 @@ def test_drafts_beyond_the_shared_tokens_do_not_exist() -> None:
 
 @EVERY_WAY
 def test_a_round_computes_what_is_new(way: str) -> None:
-    """The draft's own cache keeps accepted guesses; a text whose end reads otherwise now is computed from there on."""
+    """A text whose end reads otherwise now is computed from there on, and never kept as it was."""
     target, text = Table(max_context=400), joined_letters()
     model = Counting(text, max_context=400)
     drafter = between(way, model, letters(), text, len(LETTERS))
@@ -204,9 +204,21 @@ def test_a_round_computes_what_is_new(way: str) -> None:
         model.passes.clear()
         stage.step()
         first += model.passes[:1]
+        for heard in drafter._heard.values():
+            slots = drafter.cache.committed(heard.own, 0, heard.own.cached)
+            assert model.read(slots.tolist()) == heard.own.tokens[: heard.own.cached]
     assert request.stats.rounds > 60 and len(first) > 60
     assert max(first) <= 10 and sum(first) < 4 * len(first)
     assert_idle(drafter)
+
+
+@EVERY_WAY
+def test_accepted_guesses_are_not_computed_again(way: str) -> None:
+    model = Counting(spelled(LETTERS[::-1]))
+    drafter = between(way, model, letters(), spelled(LETTERS[::-1]), len(LETTERS))
+    stage = Stage(Counting(letters()), drafter, draft_tokens=4)
+    done = stage.all([[3, 4, 5]], [Sampling(temperature=0.0, max_tokens=200, ignore_eos=True)])[0]
+    assert done.stats.acceptance_rate == 1.0 and drafter.rows <= 3 + 200
 
 
 @EVERY_WAY
@@ -243,6 +255,8 @@ def test_a_draft_of_shorter_context_stops_at_its_limit_and_the_target_goes_on(wa
         stage.step()
         if requests[0].stats.drafted > before:
             drafted = length
+        elif length > 40 and len(requests[0].seq.tokens) < 96:
+            assert drafter._heard[requests[0].seq.id].own.table < 0, "it keeps slots that it has no use for any more"
     assert [r.completion().token_ids for r in requests] == plain
     assert 35 <= drafted < 40 and requests[1].stats.drafted == 0
     assert_idle(drafter)

@@ -25,7 +25,7 @@ LANGUAGES = Languages.of(spelled("abcdefgh"), spelled([*"hgfeca", "ac", "ef"], m
 
 CASES = {
     "shared tokens": [Case("ratio", shape=SHAPE), Case("block")],
-    "shared text": [Case("ratio"), Case("block", shape=SHAPE)],
+    "shared text": [Case("ratio"), Case("block")],
 }
 
 
