@@ -15,6 +15,7 @@ from foretell.drafters.model import ModelDrafter
 from foretell.models.base import Target
 from foretell.types import Sampling
 from tests.conftest import VOCAB, HostileDrafter, RandomDrafter, RandomPlanner, run, table_target, tiny_llama
+from tests.drafters.pairs import WAYS, letter_drafter
 
 TARGETS: dict[str, Callable[..., Target]] = {"table": table_target, "llama": tiny_llama}
 PENALTIES = {
@@ -53,6 +54,8 @@ def methods(target: Target, kind: str) -> dict[str, Callable[[list[list[int]]], 
     made["a mixture"] = lambda _: drafters.build("suffix+recycling+ngram", parts)
     made["model, a tree"] = lambda _: ModelDrafter(near, VOCAB, width=3)
     made["model, itself"] = lambda _: ModelDrafter(TARGETS[kind](), VOCAB)
+    for way in WAYS:
+        made[f"model, {way}"] = lambda _, way=way: letter_drafter(way)
     made["random"] = lambda _: RandomDrafter()
     made["hostile"] = lambda known: HostileDrafter(known)
     return made
