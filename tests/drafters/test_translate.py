@@ -188,17 +188,34 @@ def test_drafts_beyond_the_shared_tokens_do_not_exist() -> None:
     assert len(proposed) > 200 and set(proposed) <= set(drafter.languages.to_draft)
 
 
+def test_after_the_end_of_the_text_nothing_is_said() -> None:
+    """Each vocabulary has its own way to end a text; the draft's is the target's too."""
+    ours, theirs = spelled(LETTERS, ["<end>"], eos_token="<end>"), spelled(LETTERS[::-1], ["</s>"], eos_token="</s>")
+    model = Table(len(LETTERS) + 1)
+    model.stop_ids = frozenset({24})
+    model.table[..., 24] += 100
+    drafter = between("shared text", model, ours, theirs, len(LETTERS) + 1)
+    stage = Stage(Table(len(LETTERS) + 1), drafter, draft_tokens=4)
+    request = stage.add([1, 2], Sampling(seed=1, max_tokens=30, ignore_eos=True))
+    stage.finish()
+    assert 5 < request.stats.rounds - 1 <= request.stats.drafted <= request.stats.rounds, "one node a round"
+    assert model.forwards == request.stats.drafted
+    assert drafter.languages.written[24] == b"<end>" and drafter.languages.to_draft[24] == 24
+
+
 # What it costs
 
 
+@pytest.mark.parametrize("accepted", [False, True])
 @EVERY_WAY
-def test_a_round_computes_what_is_new(way: str) -> None:
-    """A text whose end reads otherwise now is computed from there on, and never kept as it was."""
-    target, text = Table(max_context=400), joined_letters()
-    model = Counting(text, max_context=400)
+def test_a_round_computes_what_is_new(way: str, accepted: bool) -> None:
+    """A text whose end reads otherwise now is computed from there on, and never kept as it was: rejected guesses, and
+    accepted ones that are another token together."""
+    target, text = Counting(letters(), 400) if accepted else Table(max_context=400), joined_letters()
+    model = Counting(text, 400)
     drafter = between(way, model, letters(), text, len(LETTERS))
     stage = Stage(target, drafter, draft_tokens=4, slots=500)
-    request = stage.add([1, 2, 3, 4, 5], Sampling(seed=3, max_tokens=300, ignore_eos=True))
+    request = stage.add([1, 2, 3, 4, 5], Sampling(temperature=0.0, max_tokens=300, ignore_eos=True))
     first = []
     while stage.engine.requests:
         model.passes.clear()
@@ -207,7 +224,7 @@ def test_a_round_computes_what_is_new(way: str) -> None:
         for heard in drafter._heard.values():
             slots = drafter.cache.committed(heard.own, 0, heard.own.cached)
             assert model.read(slots.tolist()) == heard.own.tokens[: heard.own.cached]
-    assert request.stats.rounds > 60 and len(first) > 60
+    assert request.stats.rounds > 60 and len(first) > 60 and (request.stats.acceptance_rate > 0.3) == accepted
     assert max(first) <= 10 and sum(first) < 4 * len(first)
     assert_idle(drafter)
 
