@@ -90,16 +90,14 @@ class Translator(Drafter):
         same = start
         while same < min(own.cached, start + len(ids)) and own.tokens[same] == ids[same - start]:
             same += 1
+        heard.length = start + len(ids)
+        if own.table >= 0:
+            self.cache.rewind(own, max(0, min(same, heard.length - 1)))
         own.tokens[same:] = ids[same - start :]
-        heard.length = len(own.tokens)
         heard.over = heard.length >= self.cache.max_context
         if heard.over:
             self.cache.release(own)
-        if heard.over or heard.length == 0:
-            return 0
-        if own.table >= 0:
-            self.cache.rewind(own, min(same, heard.length - 1))
-        elif not self.cache.admit(own):
+        if heard.over or heard.length == 0 or (own.table < 0 and not self.cache.admit(own)):
             return 0
         return min(budget, self.cache.max_context - heard.length) if whole else 0
 
