@@ -72,16 +72,19 @@ class Stage:
         return [request.completion() for request in requests]
 
 
-def spelled(words: Sequence[str], special: Sequence[str] = ()) -> Text:
+def spelled(
+    words: Sequence[str], special: Sequence[str] = (), merges: Sequence[tuple[str, str]] = (), **named: str
+) -> Text:
     """A byte-level tokenizer whose token i is words[i]; a word of Latin-1 letters may spell single bytes of a
-    character (see `spell`). special: further ids without text."""
+    character (see `spell`). special: further ids without text. merges: pairs of words that encoding joins. named:
+    bos_token and the like."""
     vocab = {word: i for i, word in enumerate(words)}
     assert len(vocab) == len(words), "two tokens are spelled alike"
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=list(merges)))
     tokenizer.decoder = decoders.ByteLevel()
     if special:
         tokenizer.add_special_tokens([AddedToken(word, special=True) for word in special])
-    return Text(tokenizer, None, {})
+    return Text(tokenizer, None, named)
 
 
 def spell(raw: bytes) -> str:

@@ -149,14 +149,17 @@ class Player:
         self._drafter.admit(seq)
         while seq.generated < len(turn.answer):
             started = time.perf_counter()
-            [(tokens, parents)] = self._drafter.propose([seq], [self._draft_tokens], self._draw).trees()
+            drafts = self._drafter.propose([seq], [self._draft_tokens], self._draw)
+            [(tokens, parents)] = drafts.judged().trees()
             drafting += time.perf_counter() - started if seq.rounds else 0.0
             left = turn.answer[seq.generated :]
             accepted = agreeing(tokens, parents, left)
             seq.tokens += left[: accepted + 1]
             seq.cached, seq.rounds = len(seq.tokens) - 1, seq.rounds + 1
             stats.count_round(parents, accepted)
-            self._drafter.observe(Seen([seq], Rows.of(seq, [], [], []), [[]], {}, self._nothing))
+            self._drafter.observe(
+                Seen([seq], Rows.of(seq, [], [], []), [[]], {}, self._nothing, [range(0)], [range(0)])
+            )
         stats.emitted = seq.generated
         self._drafter.forget(seq)
         return Sample(turn.kind, stats, seq.rounds - 1, draft_s=drafting)

@@ -35,7 +35,7 @@ class LoadOptions:
         ),
     ] = DEFAULT_MODEL
     draft_model: Annotated[
-        str | None, _option("--draft-model", metavar="NAME", help="A smaller model of the same vocabulary that drafts.")
+        str | None, _option("--draft-model", metavar="NAME", help="A smaller model that drafts.")
     ] = None
     draft_tokens: Annotated[
         str,

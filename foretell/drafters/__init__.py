@@ -15,19 +15,24 @@ from foretell.drafters.prediction import PredictionSource
 from foretell.drafters.recycling import RecyclingSource
 from foretell.drafters.search import SearchDrafter, Source
 from foretell.drafters.suffix import SuffixSource
+from foretell.drafters.translate import translator
 from foretell.models.base import Target
+from foretell.models.text import Text
+from foretell.models.vocabulary import same_vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What a drafter may be built from. vocabulary: ids of the target that stand for a token. trees: whether the rule
-    verifies more than chains. folder: where what was learnt about this target is kept."""
+    verifies more than chains. folder: where what was learnt about this target is kept. texts: the tokenizers of target
+    and draft_model, as far as they have one."""
 
     target: Target
     vocabulary: int
     draft_model: Target | None
     trees: bool = True
     folder: Path | None = None
+    texts: tuple[Text | None, Text | None] = (None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +44,16 @@ class Method:
 
 
 def _model(parts: Parts) -> Drafter:
-    assert parts.draft_model is not None, "check() comes first"
-    return ModelDrafter(parts.draft_model, parts.target.vocab_size, vocabulary=parts.vocabulary)
+    model, size, (ours, theirs) = parts.draft_model, parts.target.vocab_size, parts.texts
+    assert model is not None, "check() comes first"
+    if ours is not None and theirs is not None and not same_vocabulary(ours, theirs):
+        return translator(model, (ours, theirs), size)
+    if (ours is None or theirs is None) and model.vocab_size != size:
+        raise ValueError(
+            f"draft_model has {model.vocab_size} tokens and the model {size}: without tokenizers to compare, they must "
+            "be equal"
+        )
+    return ModelDrafter(model, size, vocabulary=parts.vocabulary)
 
 
 def _early_exit(parts: Parts) -> Drafter:
@@ -91,7 +104,7 @@ def check(name: str, has_draft_model: bool) -> None:
             raise ValueError(f"drafter {name!r} names a member twice")
     wanted = False if len(members) > 1 else METHODS[name].draft_model
     if wanted and not has_draft_model:
-        raise ValueError(f"drafter {name!r} needs draft_model: the name or path of a model of the same vocabulary")
+        raise ValueError(f"drafter {name!r} needs draft_model: the name or path of a smaller model")
     if wanted is False and has_draft_model:
         raise ValueError(f"drafter {name!r} has no use for a draft_model: leave it out, or choose drafter 'auto'")
 

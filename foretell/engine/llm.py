@@ -31,14 +31,14 @@ class LLM:
     """A language model, and a drafter that makes it faster without changing what it says.
 
     model: "smollm2-135m-instruct" (built in), a folder with config.json and safetensors, a .gguf file, or a hub id.
-    drafter: "none", "ngram", "suffix", "recycling", "prediction", "lookahead", several of these joined by "+" into one
-    tree, "early_exit",
-    "model", "auto" (the draft model if there is one, else "ngram"), or a `Drafter` object.
-    draft_model: a model for drafter "model", of the same vocabulary. draft_tokens: at most this many nodes a round;
-    "auto" is the drafter's own number. rule: how drafts are verified, "match", "ratio" or "block"; all are lossless,
-    and under "match" the tokens are those of plain decoding with the same seed. dtype: "auto", "bfloat16", "float32",
-    "float64", "float16". device: "auto" or "cpu". threads: None is all the process may use. max_context: tokens of a
-    prompt and its answer, None is the model's own limit. max_batch: requests that run at once.
+    drafter: a method of `drafters.METHODS` ("none", "auto", "ngram", "suffix", "recycling", "prediction", "lookahead",
+    "early_exit", "model"), several of them joined by "+" into one tree, or a `Drafter` object. "auto" is the best
+    mixture that needs nothing more, or the draft model if there is one.
+    draft_model: a model for drafter "model", of the same vocabulary or another. draft_tokens: at most this many nodes a
+    round; "auto" is the drafter's own number. rule: how drafts are verified, "match", "ratio" or "block"; all are
+    lossless, and under "match" the tokens are those of plain decoding with the same seed. dtype: "auto", "bfloat16",
+    "float32", "float64", "float16". device: "auto" or "cpu". threads: None is all the process may use. max_context:
+    tokens of a prompt and its answer, None is the model's own limit. max_batch: requests that run at once.
 
     ValueError, in one sentence, for whatever cannot work; nothing is computed before it.
     """
@@ -73,10 +73,10 @@ class LLM:
         draft = None
         if draft_model is not None:
             draft = open_model(draft_model, dtype=dtype, threads=threads, share=self.target)
-            check_vocabularies(opened, draft)
         if isinstance(drafter, str):
+            drafting, text = (draft.target, draft.text) if draft else (None, None)
             parts = drafters.Parts(
-                self.target, self.vocabulary, draft.target if draft else None, verifier.trees, self.folder
+                self.target, self.vocabulary, drafting, verifier.trees, self.folder, (opened.text, text)
             )
             drafter = drafters.build(drafter, parts)
         if not verifier.trees and not drafter.chains:
@@ -236,24 +236,6 @@ class LLM:
         if self.tokenizer is None:
             raise ValueError("this model has no tokenizer: give token ids as the prompt")
         return self.tokenizer.encode(prompt)
-
-
-def check_vocabularies(target: Opened, draft: Opened) -> None:
-    """ValueError unless both spell every token alike; a vocabulary padded at its end is fine."""
-    if target.text is None or draft.text is None:
-        if target.target.vocab_size != draft.target.vocab_size:
-            raise ValueError(
-                f"draft_model has {draft.target.vocab_size} tokens and the model {target.target.vocab_size}: without "
-                "tokenizers to compare, they must be equal"
-            )
-        return
-    theirs, ours = draft.text.vocab(), target.text.vocab()
-    for i, (a, b) in enumerate(itertools.zip_longest(ours, theirs, fillvalue="")):
-        if a != b:
-            raise ValueError(
-                f"draft_model has another vocabulary: token {i} is {b!r} there and {a!r} in the model; "
-                "drafter 'model' needs the same tokenizer"
-            )
 
 
 def _vocabulary(opened: Opened) -> int:

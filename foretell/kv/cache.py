@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretell.kv.prefix import Page, PrefixPages
+from foretell.kv.prefix import PAGE, Page, PrefixPages
 from foretell.types import Seq
 
 
@@ -110,6 +110,19 @@ class Cache:
         if len(order) < len(scratch):
             keep = set(order)
             self._free.extend(s for i, s in enumerate(scratch) if i not in keep)
+
+    def rewind(self, seq: Seq, length: int) -> None:
+        """Take back the commitment of all tokens but the first `length`, and of what else is in a page shared with
+        others that this cuts: `seq.cached` says what is left. For a cache whose texts may change at their end."""
+        self._free.extend(self._scratch.pop(seq.id, ()))
+        shared = self._shared[seq.id]
+        own = PAGE * len(shared)  # where the request's own slots begin
+        left = min(length, seq.cached)
+        while PAGE * len(shared) > left and self._prefix is not None:
+            self._prefix.untake(shared.pop())
+            left = min(left, PAGE * len(shared))
+        self._free.extend(self._lines[seq.table, max(left, own) : seq.cached].tolist())
+        seq.cached = left
 
     def release(self, seq: Seq) -> None:
         """Take back all that the request holds; whole pages of committed tokens stay for others to use."""

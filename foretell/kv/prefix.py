@@ -73,6 +73,12 @@ class PrefixPages:
                 self._idle[page.key] = page
         return returned
 
+    def untake(self, page: Page) -> None:
+        """End one use of a page that nothing further is built on."""
+        page.users -= 1
+        if page.users == 0:
+            self._idle[page.key] = page
+
     def evict(self, slots: int) -> list[int]:
         """Forget idle pages until at least that many slots are free; returns all slots freed."""
         freed: list[int] = []

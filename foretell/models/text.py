@@ -154,6 +154,15 @@ def _byte_of_letter() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
+def byte_level_bytes(token: str) -> bytes:
+    """The bytes of a byte-level token; an added one is spelled as it reads."""
+    letters = _byte_of_letter()
+    try:
+        return bytes([letters[letter] for letter in token])
+    except KeyError:
+        return token.encode()
+
+
 class _Bytes:
     """Byte-level tokens are bytes, so an incremental UTF-8 decoder is all it takes."""
 
@@ -163,12 +172,7 @@ class _Bytes:
 
     def add(self, id: int) -> str:
         token = "" if id in self._text.special_ids else self._text.token(id)
-        letters = _byte_of_letter()
-        try:
-            raw = bytes([letters[letter] for letter in token])
-        except KeyError:  # an added token is spelled as it reads
-            raw = token.encode()
-        return self._decoder.decode(raw)
+        return self._decoder.decode(byte_level_bytes(token))
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)

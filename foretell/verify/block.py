@@ -48,7 +48,7 @@ def walk(tree: Tree, coins: Coins) -> Walk:
         left = excess(share * p, q, token)
         total = left.sum()
         # the empty prefix is always good; where nothing is left its weights stay p: only rounding can ask for them
-        if total > 0 and (not path or coins.accept(len(path), 0, total / (total + 1 - share))):
+        if total > 0 and (not path or coins.accept(len(path), 0, total / (total + (1 - share)))):
             kept, weights = len(path), left
         share = min(1, share * p[token] / (1 if q is None else q[token]))
         if share == 0:

@@ -17,6 +17,7 @@ from foretell.models.base import Target
 from foretell.types import Drafts, Draw, Sampling, Seen, Seq
 from foretell.verify import RULES
 from tests.conftest import VOCAB, RandomPlanner, run, table_target
+from tests.drafters.pairs import WAYS, letter_drafter
 from tests.engine.test_invariance import prompts
 from tests.play import FIRST_ID, Stage
 
@@ -30,6 +31,7 @@ MAKERS: dict[str, Callable[[Target], Drafter]] = {
     "model, width 2": lambda target: ModelDrafter(table_target(noise=0.2), VOCAB, width=2),
     "model, width 5": lambda target: ModelDrafter(table_target(noise=0.2), VOCAB, width=5),
     "early_exit, width 3": lambda target: EarlyExitDrafter(target, [0, 2], width=3),
+    **{f"model, {way}": lambda target, way=way: letter_drafter(way) for way in WAYS},
 }
 EVERY = pytest.mark.parametrize("name", MAKERS)
 BY_RULE = [
@@ -256,10 +258,7 @@ def test_nobody_to_draft_for_is_possible(name: str) -> None:
 
 
 def test_an_unknown_method_is_refused_by_name() -> None:
-    with pytest.raises(
-        ValueError,
-        match="drafter 'nagram' is not one of none, ngram, suffix, recycling, prediction, lookahead, early_exit, model,",
-    ):
+    with pytest.raises(ValueError, match="drafter 'nagram' is not one of none, ngram, suffix, recycling, prediction, "):
         check("nagram", False)
 
 

@@ -24,6 +24,7 @@ from tests.conftest import (
     table_target,
     tiny_llama,
 )
+from tests.drafters.pairs import WAYS, letter_drafter
 
 TARGETS: dict[str, Callable[..., Target]] = {"table": table_target, "llama": tiny_llama}
 PENALTIES = {
@@ -62,6 +63,8 @@ def methods(target: Target, kind: str) -> dict[str, Callable[[list[list[int]]], 
     made["a mixture"] = lambda _: drafters.build("suffix+recycling+ngram", parts)
     made["model, a tree"] = lambda _: ModelDrafter(near, VOCAB, width=3)
     made["model, itself"] = lambda _: ModelDrafter(TARGETS[kind](), VOCAB)
+    for way in WAYS:
+        made[f"model, {way}"] = lambda _, way=way: letter_drafter(way)
     made["random"] = lambda _: RandomDrafter()
     made["random, with riders"] = lambda _: RidingDrafter()
     made["hostile"] = lambda known: HostileDrafter(known)

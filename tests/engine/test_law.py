@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
+from foretell.drafters.base import Drafter
 from foretell.drafters.early_exit import EarlyExitDrafter
 from foretell.drafters.model import ModelDrafter
-from foretell.drafters.passes import PassDrafter
 from foretell.engine.stats import Stats
 from foretell.models.table import TableTarget
 from foretell.planner.fixed import FixedPlanner
@@ -99,11 +99,13 @@ def enumerate_law(target: TableTarget, shape: dict[str, Any]) -> dict[tuple[int,
     return laws
 
 
-def play(rule: Rule, case: Case, *, reuse: bool, runs: int = RUNS) -> tuple[Counter[tuple[int, ...]], Stats]:
+def play(
+    rule: Rule, case: Case, *, reuse: bool, runs: int = RUNS, drafter: Drafter | None = None
+) -> tuple[Counter[tuple[int, ...]], Stats]:
     target = table(1)
-    drafter: PassDrafter = ModelDrafter(table(2), VOCAB, width=case.width)
     if case.layers:
         drafter = EarlyExitDrafter(target, case.layers, width=case.width)
+    drafter = drafter or ModelDrafter(table(2), VOCAB, width=case.width)
     planner = Deep(case.nodes, target.max_context)
     stage = Stage(
         target, drafter, rule=rule, planner=planner, slots=125 * 32, max_batch=125, max_rows=4000, reuse=reuse

@@ -15,8 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from foretell import LLM, Sampling
 from foretell.drafters.ngram import NgramDrafter
+from foretell.drafters.translate import SharedText, SharedTokens
 from foretell.models.llama import LlamaModel
 from tests.cli.conftest import write_tiny
+from tests.drafters.pairs import byte_level
 
 GREEDY = Sampling(temperature=0.0, max_tokens=24, ignore_eos=True)
 SAMPLED = Sampling(temperature=0.9, seed=5, max_tokens=24, ignore_eos=True)
@@ -26,7 +28,8 @@ VOCAB = 258
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """target; draft: other weights; ids: no tokenizer; swapped: another vocabulary; padded: a longer one."""
+    """target; draft: other weights; ids: no tokenizer; swapped: another order of its tokens; words: other tokens;
+    padded: more ids than tokens."""
     root = tmp_path_factory.mktemp("llm")
     write_tiny(root / "target")
     write_tiny(root / "draft", seed=1)
@@ -37,6 +40,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     by_id = {i: token for token, i in vocab.items()}
     vocab[by_id[70]], vocab[by_id[90]] = 90, 70
     (root / "swapped" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    words = byte_level(290, special=["</s>"], eos_token="</s>")
+    resize(write_tiny(root / "words", seed=1), len(words.vocab()))
+    words.tokenizer.save(str(root / "words" / "tokenizer.json"))
     resize(write_tiny(root / "padded", seed=1), 272)
     resize(write_tiny(root / "ids, padded", seed=1, tokenizer=False), 272)
     return root
@@ -389,10 +395,33 @@ def test_an_unknown_model_is_refused_by_name(name: str) -> None:
 # Vocabularies (pains J52, J53)
 
 
-def test_a_draft_of_another_vocabulary_is_refused_with_the_first_id_that_differs(models: Path) -> None:
-    """Pain J53: mismatched tokenizers were silently accepted. The sizes are equal here; the spelling is compared."""
-    with pytest.raises(ValueError, match="another vocabulary: token 70 is '.' there and '.' in the model"):
-        make(models, drafter="model", draft_model=models / "swapped")
+@pytest.mark.parametrize("rule", ["match", "ratio", "block"])
+@pytest.mark.parametrize(("draft", "way"), [("swapped", SharedTokens), ("words", SharedText)])
+def test_a_draft_of_another_vocabulary_drafts(models: Path, llm: LLM, draft: str, way: type, rule: str) -> None:
+    """Pains J53, J54: mismatched tokenizers were silently accepted, and crossed badly. The sizes of the first are
+    equal, the spelling is compared; the second has words, and ends a text otherwise."""
+    plain = make(models, drafter="none")
+    other = make(models, drafter="model", draft_model=models / draft, rule=rule)
+    assert type(other.drafter) is way
+    prompts = ["one", "two two", other.encode_chat([{"role": "user", "content": "Hi, the cat"}])]
+    for how in (GREEDY, SAMPLED) if rule == "match" else (GREEDY,):
+        done = other.generate(prompts, how)
+        assert [c.token_ids for c in done] == [c.token_ids for c in plain.generate(prompts, how)]
+        assert sum(c.stats.drafted for c in done) > 0
+    events = list(other.stream("one", GREEDY))
+    assert [t for e in events for t in e.token_ids] == plain.generate("one", GREEDY)[0].token_ids
+    assert_clean(other)
+    assert isinstance(other.drafter, way) and other.drafter.cache.available == other.drafter.cache.slots
+
+
+def test_the_memory_of_a_draft_is_planned_for(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own cache has as many slots as the target's, and both share what is free."""
+    monkeypatch.setattr("foretell.engine.llm.free_memory", lambda: 4 * 2048 * 300)
+    alone = make(models, drafter="none", max_batch=8)
+    other = make(models, drafter="model", draft_model=models / "words", max_batch=8)
+    per_token = other.target.kv_bytes() + other.drafter.model.kv_bytes()  # type: ignore[attr-defined]
+    assert alone.engine.cache.slots == 2048 * 300 // other.target.kv_bytes()
+    assert other.engine.cache.slots == other.drafter.cache.slots == 2048 * 300 // per_token  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("target", "draft"), [("target", "padded"), ("padded", "target"), ("padded", "padded")])

@@ -127,6 +127,17 @@ class CacheMachine(RuleBasedStateMachine):
         world.cache.commit(seq, [*range(len(tail)), *(len(tail) + node for node in path)])
 
     @precondition(lambda self: self.world.held)
+    @rule(who=st.integers(0, 99), length=st.integers(0, CONTEXT), others=st.integers(0, 2))
+    def rewind(self, who: int, length: int, others: int) -> None:
+        """The end of the text changes: what is kept is kept as it was, a page of others is left to them whole."""
+        world, seq = self.world, self.world.held[who % len(self.world.held)]
+        cached, shared = seq.cached, PAGE * len(world.cache._shared[seq.id])
+        world.cache.rewind(seq, length)
+        assert seq.cached == (min(length, cached) if length >= shared else length // PAGE * PAGE)
+        end = [self.random.randrange(50) for _ in range(others)]
+        seq.tokens[seq.cached :] = (seq.tokens[seq.cached :][:1] + end)[: CONTEXT - seq.cached] or [1]
+
+    @precondition(lambda self: self.world.held)
     @rule(who=st.integers(0, 99), back=st.booleans())
     def release(self, who: int, back: bool) -> None:
         world, seq = self.world, self.world.held[who % len(self.world.held)]
@@ -209,6 +220,23 @@ def test_the_last_token_is_computed_even_if_all_of_the_prompt_is_known(length: i
     world.release(first)
     second = world.admit(tokens[:length])
     assert second is not None and second.cached == (length - 1) // PAGE * PAGE
+
+
+def test_rewinding_within_a_shared_page_leaves_it_to_the_others() -> None:
+    world = World(reuse=True)
+    tokens = list(range(2 * PAGE + 3))
+    first = world.admit(tokens)
+    assert first is not None and world.compute(first)
+    world.release(first)
+    one, two = world.admit(tokens), world.admit(tokens)
+    assert one is not None and two is not None and one.cached == two.cached == 2 * PAGE
+    available = world.cache.available
+    world.cache.rewind(one, PAGE + 3)
+    assert one.cached == PAGE and world.cache.available == available, "the other still uses it"
+    assert world.read(two) == tokens[: 2 * PAGE]
+    world.cache.rewind(two, 0)
+    assert two.cached == 0 and world.cache.available == available + PAGE, "nobody does"
+    world.cache.check()
 
 
 def test_two_that_run_side_by_side_share_slots() -> None:
