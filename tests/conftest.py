@@ -152,7 +152,8 @@ def make_request(id: int, prompt: Sequence[int], sampling: Sampling, target: Tar
         counts = torch.zeros(2, target.vocab_size)
         counts[0] += torch.bincount(torch.tensor(prompt), minlength=target.vocab_size)
     stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else target.stop_ids)
-    seq = Seq(id, list(prompt), len(prompt), sampling, sampling.seed or 0, stops, counts=counts)
+    prediction = [t for t in sampling.prediction or () if isinstance(t, int)]
+    seq = Seq(id, list(prompt), len(prompt), sampling, sampling.seed or 0, stops, prediction, counts=counts)
     return Request(seq, None, target.max_context)
 
 

@@ -28,7 +28,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "cli": ("bench", *ENGINE, "drafters", "verify", "models", "types"),
     "__init__": (*ENGINE, "drafters", "types"),
 }
-SHARED = ("base", "files", "grow", "index", "passes", "reading", "search")  # of the package, for all drafters
+SHARED = ("base", "files", "grow", "index", "member", "passes", "reading", "search")  # of the package, for all drafters
 
 
 def modules() -> list[Path]:

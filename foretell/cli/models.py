@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from foretell.cli import exits, report
+from foretell.cli import report
 from foretell.cli.command import Command, help_alone, verb
 from foretell.cli.options import DEFAULT_MODEL
 from foretell.cli.terminal import fetch, progress
@@ -111,27 +111,27 @@ def show(
 def warm(
     name: Annotated[str, typer.Argument(help="A built-in name, a folder, a .gguf file or a hub id.")] = DEFAULT_MODEL,
     dtype: Annotated[str, typer.Option(metavar="DTYPE", help="As of `generate`.")] = "auto",
+    texts: Annotated[int, typer.Option(metavar="N", help="Conversations that the model writes; 0: none.")] = 400,
 ) -> None:
-    """Let drafter `recycling` learn what the model says after each token of its vocabulary, once and for all.
+    """Let the drafters learn what the model says, once and for all.
 
-    That takes a minute or two for a model of 135 M parameters and needs no data. The result is kept in the cache
-    folder, and `recycling`, alone or joined with others, starts from it.
+    For `recycling` the model is run on each token of its vocabulary; then, for `suffix` too, it writes some
+    conversations with itself. That takes minutes for a model of 135 M parameters and needs no data. The result is kept
+    in the cache folder, and these drafters, alone or joined with others, start from it.
 
     Examples:
 
     \b
       foretell models warm
-      foretell generate "Why is the sky blue?" --drafter suffix+recycling --compare
+      foretell models warm --texts 0
+      foretell generate "Why is the sky blue?" --compare
     """
     with progress() as say:
         if name in hub.BUILTIN:
             fetch(name, say)
         say(f"loading {name}")
-        llm = LLM(name, drafter="recycling", dtype=dtype, max_batch=1)
-        llm.warm(lambda done, total: say(f"{done} of {total} tokens"))
-
-
-app.command("exits", cls=Command)(exits.command)
+        llm = LLM(name, drafter="suffix+recycling", dtype=dtype)
+        llm.warm(lambda done, total: say(f"{done} of {total}"), texts=texts)
 
 
 def _facts(name: str, dtype: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from foretell.drafters.base import Drafter, NoDrafter
 from foretell.drafters.early_exit import CHOICE, Choice, EarlyExitDrafter
 from foretell.drafters.lookahead import LookaheadSource
+from foretell.drafters.member import MemberSource
 from foretell.drafters.model import ModelDrafter
 from foretell.drafters.ngram import NgramDrafter, NgramSource
 from foretell.drafters.prediction import PredictionSource
@@ -63,18 +64,25 @@ def _early_exit(parts: Parts) -> Drafter:
     return EarlyExitDrafter(parts.target, choice.layers, draft_tokens=choice.draft_tokens, vocabulary=parts.vocabulary)
 
 
-# what can share one tree, under the names that "+" joins
+# what knows what may follow a text, in a tree of its own or in one with others
 SOURCES: dict[str, Callable[[Parts], Source]] = {
     "ngram": lambda parts: NgramSource(),
     "suffix": lambda parts: SuffixSource(),
     "recycling": lambda parts: RecyclingSource(parts.target.vocab_size),
     "prediction": lambda parts: PredictionSource(),
     "lookahead": lambda parts: LookaheadSource(),
+    "early_exit": lambda parts: MemberSource(_early_exit(parts)),
+    "model": lambda parts: MemberSource(_model(parts)),
 }
+MIXTURE = ("suffix", "recycling", "ngram", "prediction")  # the best that needs nothing but the target
 
 
 def _search(*names: str) -> Callable[[Parts], Drafter]:
     return lambda parts: SearchDrafter({name: SOURCES[name](parts) for name in names}, width=None if parts.trees else 1)
+
+
+def _auto(parts: Parts) -> Drafter:
+    return _search(*MIXTURE)(parts) if parts.draft_model is None else _model(parts)
 
 
 METHODS: dict[str, Method] = {
@@ -86,7 +94,7 @@ METHODS: dict[str, Method] = {
     "lookahead": Method(_search("lookahead")),
     "early_exit": Method(_early_exit),
     "model": Method(_model, True),
-    "auto": Method(lambda parts: NgramDrafter() if parts.draft_model is None else _model(parts), None),
+    "auto": Method(_auto, None),
 }
 
 
@@ -102,10 +110,10 @@ def check(name: str, has_draft_model: bool) -> None:
             raise ValueError(f"drafter {alone!r} cannot be joined with others: choose among {', '.join(SOURCES)}")
         if len(set(members)) < len(members):
             raise ValueError(f"drafter {name!r} names a member twice")
-    wanted = False if len(members) > 1 else METHODS[name].draft_model
-    if wanted and not has_draft_model:
+    uses = {METHODS[member].draft_model for member in members}
+    if True in uses and not has_draft_model:
         raise ValueError(f"drafter {name!r} needs draft_model: the name or path of a smaller model")
-    if wanted is False and has_draft_model:
+    if has_draft_model and uses == {False}:
         raise ValueError(f"drafter {name!r} has no use for a draft_model: leave it out, or choose drafter 'auto'")
 
 

@@ -22,7 +22,7 @@ def write_arrays(path: Path, **arrays: np.ndarray) -> None:
 def read_arrays(path: Path, *names: str) -> dict[str, np.ndarray] | None:
     """None if the file is not there, not whole, or holds something else."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in names}
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in names}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None

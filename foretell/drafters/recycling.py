@@ -1,8 +1,9 @@
 """Token recycling (Luo et al. 2024, arXiv 2408.08696): what the target last held likeliest after each token.
 
-The eight likeliest successors of every token, as last seen, whatever the text before it, and of every pair of tokens:
-from every row that the target verifies, kept or not, across requests. It can start warm, without any data: the target
-is run once over its whole vocabulary, each token by itself.
+The eight likeliest successors of every token, as last seen, and of every pair of tokens: from every row that the target
+verifies, kept or not. What a request's own rows said comes first, then what all requests' did. It can start warm,
+without any data: the target is run once over its whole vocabulary, each token by itself, and writes some texts of its
+own.
 
 How likely the target held a successor goes with it: a guess is the surer the likelier its successor was.
 """
@@ -10,6 +11,7 @@ How likely the target held a successor goes with it: a guess is the surer the li
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -26,28 +28,55 @@ from foretell.types import Rows, Sampling, Seen, Seq
 
 WIDTH = 8  # successors kept of each key
 BATCH = 128  # tokens of one pass of the warm start
-PAIRS = 1 << 17  # pairs of tokens kept
+PAIRS = 1 << 17  # pairs of tokens kept of all requests
+OWN = 1 << 13  # tokens and pairs kept of a request's own
 FILE = "successors.npz"
 
 # The share of the eight that a successor has, from which on its kind is surer.
 SHARES = np.array([0.01, 0.05, 0.13, 0.3, 0.5, 0.75, 0.9])
 LEVELS = len(SHARES) + 1
 KINDS = WIDTH * LEVELS + LEVELS  # of a successor by rank and share; of "none of these" by the first one's share
-LEARNT, WARM, PAIR = 0, KINDS, 2 * KINDS  # first kind of what was seen in use, in the warm start, after both tokens
+# The first kind of what is known of a token, and of a pair of them, from the request itself and from before.
+TOKEN, PAIR, TOKEN_BEFORE, PAIR_BEFORE = 0, KINDS, 2 * KINDS, 3 * KINDS
+WEIGHTS = (  # of each origin: by rank, by share, of NONE by the share of the first; see docs/drafters.md
+    (
+        (0.02, 0.90, 0.58, 0.39, 0.51, 0.26, 0.08, -0.15),
+        (-0.33, -0.26, 0.10, 0.02, 0.37, 0.68, 0.61, 0.71),
+        (2.66, 2.66, 2.66, 2.66, 2.46, 2.38, 2.70, 2.41),
+    ),
+    (
+        (-0.16, 1.06, 0.89, 0.80, 0.30, 0.48, 0.08, 0.26),
+        (-0.12, -0.24, 0.04, 0.75, 0.04, 0.26, 0.49, 0.47),
+        (0.87, 0.87, 0.87, 0.87, 0.46, 0.63, 0.31, 0.18),
+    ),
+    (
+        (0.30, 0.29, 0.42, -0.17, -0.22, 0.07, -0.39, -0.49),
+        (-0.96, -0.44, -0.23, -0.31, 0.41, 0.55, 1.10, 1.42),
+        (2.85, 2.85, 2.85, 2.85, 2.62, 2.64, 2.26, 1.38),
+    ),
+    (
+        (0.86, 0.91, 0.59, 0.41, 0.54, 0.05, -0.00, -0.17),
+        (-0.48, -0.02, 0.29, 0.40, 0.59, 0.50, 1.05, 1.36),
+        (0.93, 0.93, 0.93, 0.93, 0.33, 0.40, 0.50, 0.11),
+    ),
+)
+
+Pair = tuple[int, int]  # of tokens in a row; -1 is before the first
+Own = dict[int | Pair, list[Guess]]  # what a request's own rows said of a token or a pair
 
 
 class RecyclingSource(Source):
-    kinds = 3 * (0.0,) * KINDS
+    kinds = [w for ranks, shares, none in WEIGHTS for w in (*(r + s for r in ranks for s in shares), *none)]
 
     def __init__(self, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
         self.known = Successors(vocab_size)
         self._saved = self.known.copy()
+        self._own: dict[int, Own] = {}  # request id
 
     def warm(self, target: Target, cache: Cache, progress: Progress) -> None:
-        self.known = Successors(self.vocab_size)
+        self.known = Successors(target.vocab_size)
         self.known.of_token[:] = warm_successors(target, cache, progress)
-        self._saved = self.known.copy()
+        self.known.fixed[:] = True
 
     def reset(self) -> None:
         self.known = self._saved.copy()
@@ -57,42 +86,56 @@ class RecyclingSource(Source):
         self._saved = self.known.copy()
 
     def load(self, folder: Path) -> None:
-        loaded = Successors.load(folder / FILE, self.vocab_size)
+        loaded = Successors.load(folder / FILE, len(self.known.of_token))
         if loaded is not None:
             self.known, self._saved = loaded, loaded.copy()
+
+    def forget(self, seq: Seq) -> None:
+        self._own.pop(seq.id, None)
 
     def observe(self, seen: Seen) -> None:
         rows = seen.rows
         ends, parents, want = rows.indptr.tolist(), rows.parents.tolist(), rows.want.tolist()
         tokens, positions = rows.tokens.tolist(), rows.positions.tolist()
-        chosen: list[int] = []  # of want
-        keys: list[tuple[int, int]] = []  # the token before it (-1: none), and the row's own
-        for b, seq in enumerate(seen.seqs):
-            if seq.sampling.private:
-                continue
-            for i in seen.judged[b]:  # the text before a rider may be anything
-                row = want[i]
-                if parents[row] >= 0:
-                    before = tokens[ends[b] + parents[row]]
-                else:
-                    before = seq.tokens[positions[row] - 1] if positions[row] else -1
-                chosen.append(i)
-                keys.append((before, tokens[row]))
-        if chosen:
-            self.known.put(keys, successors(seen.logits[chosen]))
+        judged = sum(map(len, seen.judged))  # the text before a rider may be anything
+        if not judged:
+            return
+        lines = successors(seen.logits[:judged])
+        for start, seq, of in zip(ends, seen.seqs, seen.judged, strict=False):
+            pairs = []
+            for row in want[of.start : of.stop]:
+                parent, position = parents[row], positions[row]
+                before = tokens[start + parent] if parent >= 0 else seq.tokens[position - 1] if position else -1
+                pairs.append((before, tokens[row]))
+            if pairs:
+                self.learn(seq, pairs, lines[of.start : of.stop])
+
+    def learn(self, seq: Seq, pairs: Sequence[Pair], lines: np.ndarray) -> None:
+        """What the target said after each pair: lines [M, 2, WIDTH+1], of kinds TOKEN."""
+        own = self._own.setdefault(seq.id, {})
+        of_token, of_pair = (_remarks(_of_kind(lines, first)) for first in (TOKEN, PAIR))
+        for pair, after_token, after_pair in zip(pairs, of_token, of_pair, strict=True):
+            own[pair[1]], own[pair] = after_token, after_pair
+        if len(own) > OWN:
+            for key in list(islice(own, len(own) - OWN)):
+                del own[key]
+        if not seq.sampling.private:
+            self.known.put(pairs, lines)
 
     def view(self, seq: Seq) -> RecyclingView:
-        return RecyclingView(self.known, seq.tokens[-2:])
+        return RecyclingView(self.known, self._own.get(seq.id, {}), seq.tokens[-2:])
 
 
 class RecyclingView:
-    def __init__(self, known: Successors, end: Sequence[int]) -> None:
-        self._known, self._end = known, end
+    def __init__(self, known: Successors, own: Own, end: Sequence[int]) -> None:
+        self._known, self._own, self._end = known, own, end
 
     def guesses(self, path: tuple[int, ...]) -> Sequence[Guess]:
         last = path[-1] if path else self._end[-1]
-        before = [*self._end, *path][-2] if len(self._end) + len(path) > 1 else -1
-        return self._known.after(before, last)
+        before = [-1, *self._end, *path][-2]
+        after_token, after_pair = self._own.get(last), self._own.get((before, last))
+        after_token = self._known.after(last) if after_token is None else after_token
+        return after_token + (self._known.after_pair(before, last) if after_pair is None else after_pair)
 
 
 class Successors:
@@ -100,34 +143,35 @@ class Successors:
 
     def __init__(self, vocab_size: int) -> None:
         self.of_token = _lines(vocab_size)
+        self.fixed = np.zeros(vocab_size, dtype=np.bool_)  # lines of the warm start: no text in use tells more
         self.of_pair = _lines(0)
-        self._place: dict[tuple[int, int], int] = {}  # pair -> its line of `of_pair`
-        self._pairs: list[tuple[int, int]] = []  # the other way
+        self._place: dict[Pair, int] = {}  # its line of `of_pair`
+        self._pairs: list[Pair] = []  # the other way
         self._oldest = 0  # the line that is written over next, once there are PAIRS of them
 
     def copy(self) -> Successors:
         other = Successors(0)
-        other.of_token, other.of_pair = self.of_token.copy(), self.of_pair.copy()
+        other.of_token, other.fixed, other.of_pair = self.of_token.copy(), self.fixed.copy(), self.of_pair.copy()
         other._place, other._pairs, other._oldest = dict(self._place), list(self._pairs), self._oldest
         return other
 
-    def after(self, before: int, last: int) -> list[Guess]:
-        """What is known to follow the last token, and both."""
-        tokens, kinds = self.of_token[last].tolist()
-        place = self._place.get((before, last))
-        if place is not None:
-            more, theirs = self.of_pair[place].tolist()
-            tokens, kinds = tokens + more, kinds + theirs
-        return [guess for guess in zip(tokens, kinds, strict=True) if guess[1] >= 0]
+    def after(self, last: int) -> list[Guess]:
+        return _remarks(self.of_token[last : last + 1])[0]
 
-    def put(self, keys: Sequence[tuple[int, int]], lines: np.ndarray) -> None:
-        """keys: [M] pairs, -1 before the first token of a text; lines: [M, 2, WIDTH+1], of kinds LEARNT."""
-        self.of_token[[last for _, last in keys]] = lines
-        for pair, line in zip(keys, _of_kind(lines, PAIR), strict=True):
+    def after_pair(self, before: int, last: int) -> list[Guess]:
+        place = self._place.get((before, last))
+        return [] if place is None else _remarks(self.of_pair[place : place + 1])[0]
+
+    def put(self, pairs: Sequence[Pair], lines: np.ndarray) -> None:
+        """lines: [M, 2, WIDTH+1], of kinds TOKEN."""
+        last = np.array([token for _, token in pairs])
+        free = ~self.fixed[last]
+        self.of_token[last[free]] = _of_kind(lines[free], TOKEN_BEFORE)
+        for pair, line in zip(pairs, _of_kind(lines, PAIR_BEFORE), strict=True):
             place = self._line(pair)  # which may make room for it
             self.of_pair[place] = line
 
-    def _line(self, pair: tuple[int, int]) -> int:
+    def _line(self, pair: Pair) -> int:
         """Where the pair's line is, or from now on will be."""
         place = self._place.get(pair)
         if place is None:
@@ -145,23 +189,31 @@ class Successors:
 
     def save(self, path: Path) -> None:
         pairs = np.array(self._pairs, dtype=np.int32).reshape(-1, 2)
-        write_arrays(path, of_token=self.of_token, of_pair=self.of_pair[: len(pairs)], pairs=pairs)
+        of_pair = self.of_pair[: len(pairs)]
+        write_arrays(path, of_token=self.of_token, fixed=self.fixed, of_pair=of_pair, pairs=pairs)
 
     @staticmethod
     def load(path: Path, vocab_size: int) -> Successors | None:
         """What was saved there, if it is whole and of this vocabulary."""
-        arrays = read_arrays(path, "of_token", "of_pair", "pairs")
+        arrays = read_arrays(path, "of_token", "fixed", "of_pair", "pairs")
         if arrays is None:
             return None
-        of_token, of_pair, pairs = arrays.values()
-        known = Successors(0)
-        known.of_token, known.of_pair = of_token, of_pair
+        of_token, fixed, of_pair, pairs = arrays.values()
         shapes = of_token.shape == (vocab_size, 2, WIDTH + 1) and of_pair.shape == (len(pairs), 2, WIDTH + 1)
-        if not shapes or not len(pairs) <= PAIRS or not (_fit(of_token, vocab_size) and _fit(of_pair, vocab_size)):
+        if not shapes or fixed.shape != (vocab_size,) or len(pairs) > PAIRS:
             return None
+        if not (_fit(of_token, vocab_size) and _fit(of_pair, vocab_size)):
+            return None
+        known = Successors(0)
+        known.of_token, known.fixed, known.of_pair = of_token, fixed.astype(np.bool_), of_pair
         known._pairs = [(before, last) for before, last in pairs.tolist()]
         known._place = {pair: place for place, pair in enumerate(known._pairs)}
         return known
+
+
+def _remarks(lines: np.ndarray) -> list[list[Guess]]:
+    """[M, 2, WIDTH+1] -> M lists of what is known."""
+    return [[guess for guess in zip(*line, strict=True) if guess[1] >= 0] for line in lines.tolist()]
 
 
 def _lines(count: int) -> np.ndarray:
@@ -170,7 +222,7 @@ def _lines(count: int) -> np.ndarray:
 
 
 def _of_kind(lines: np.ndarray, first: int) -> np.ndarray:
-    """The same lines, of LEARNT kinds, as those of another origin."""
+    """The same lines, of TOKEN kinds, as those of another origin."""
     moved = lines.copy()
     moved[:, 1] = np.where(lines[:, 1] >= 0, lines[:, 1] + first, -1)
     return moved
@@ -178,11 +230,11 @@ def _of_kind(lines: np.ndarray, first: int) -> np.ndarray:
 
 def _fit(lines: np.ndarray, vocab_size: int) -> bool:
     in_range = -1 <= lines.min(initial=-1) and lines[:, 0].max(initial=-1) < vocab_size
-    return lines.dtype == np.int32 and bool(in_range) and lines[:, 1].max(initial=-1) < 3 * KINDS
+    return lines.dtype == np.int32 and bool(in_range) and lines[:, 1].max(initial=-1) < 4 * KINDS
 
 
 def successors(logits: Tensor) -> np.ndarray:
-    """logits: [M, V] -> int32 [M, 2, WIDTH+1], the likeliest tokens of each row with their kinds, of LEARNT."""
+    """logits: [M, V] -> int32 [M, 2, WIDTH+1], the likeliest tokens of each row with their kinds, of TOKEN."""
     lines = _lines(len(logits))
     top = top_tokens(logits, WIDTH)
     found = torch.gather(logits, 1, torch.from_numpy(top).long())
@@ -212,4 +264,4 @@ def warm_successors(target: Target, cache: Cache, progress: Progress = lambda do
             progress(tokens.stop, target.vocab_size)
     finally:
         cache.release(seq)
-    return _of_kind(lines, WARM)
+    return _of_kind(lines, TOKEN_BEFORE)

@@ -8,7 +8,6 @@ branches: a guess is the surer the longer its match and the more places agree.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,17 +21,64 @@ from foretell.types import Seq
 LENGTHS = (1, 2, 3, 4, 6, 10, 18)  # match lengths from which on a guess counts as surer
 SHARES = 3  # all places agree, most do, few do
 NOTHING = len(LENGTHS) * SHARES  # the first kind of a remark about NONE, by the longest match
+KINDS = NOTHING + len(LENGTHS)  # of the request's own text; as many of past ones
+WEIGHTS = (  # of the own text, of past ones: by length and share, then of NONE by length; see docs/drafters.md
+    (
+        1.67,
+        1.18,
+        0.65,
+        1.65,
+        1.04,
+        0.27,
+        1.17,
+        -0.15,
+        0.25,
+        1.55,
+        0.62,
+        0.09,
+        2.26,
+        0.48,
+        -0.61,
+        2.69,
+        -0.30,
+        0.06,
+        3.26,
+        0.62,
+        -0.14,
+        *(0.66, 0.31, 0.23, 0.07, 0.53, 0.07, -1.07),
+    ),
+    (
+        0.00,
+        0.00,
+        0.00,
+        0.00,
+        0.00,
+        0.00,
+        1.42,
+        0.78,
+        0.57,
+        2.00,
+        1.69,
+        1.41,
+        2.44,
+        2.76,
+        1.60,
+        3.71,
+        2.59,
+        0.24,
+        2.00,
+        -0.03,
+        0.24,
+        *(0.00, 0.00, -0.07, 0.11, 0.38, -0.16, -0.23),
+    ),
+)
 FILE = "past.npz"
 
 
 class SuffixSource(Source):
     """past: tokens of finished requests kept for others, 0 for none."""
 
-    kinds = tuple(
-        math.log(max(0.02, base * share)) - math.log(1 - base * share)
-        for base in (0.2, 0.4, 0.55, 0.65, 0.75, 0.85, 0.9)
-        for share in (1.0, 0.7, 0.25)
-    ) + (0.0,) * len(LENGTHS)
+    kinds = (*WEIGHTS[0], *WEIGHTS[1])
 
     def __init__(self, past: int = 200_000) -> None:
         self._past, self._alone = Past(3, past), Past(3, 0)
@@ -68,7 +114,7 @@ class SuffixSource(Source):
         index.add(text, done, len(text))
         self._own[seq.id] = (index, text, len(text))
         past = self._alone if seq.sampling.private else self._past
-        return SuffixView(text, [index, past.index])
+        return SuffixView(text, index, past.index)
 
 
 def _kind(length: int, count: int, total: int) -> int:
@@ -81,19 +127,24 @@ def _bucket(length: int) -> int:
 
 
 class SuffixView:
-    def __init__(self, text: Sequence[int], indexes: Sequence[Index]) -> None:
-        self._walk = Walk(text, indexes)
+    """What its own text says, and what the past says."""
+
+    def __init__(self, text: Sequence[int], own: Index, past: Index) -> None:
+        self._walks = [(Walk(text, [own]), 0), (Walk(text, [past]), KINDS)]
 
     def guesses(self, path: tuple[int, ...]) -> Sequence[Guess]:
-        matches = self._walk.at(path)
-        if not matches:
-            return ()
-        total = len(matches)
-        longest: dict[int, int] = {}
-        counts: dict[int, int] = {}
-        for text, at, length in matches:
-            token = text[at]
-            longest[token] = max(longest.get(token, 0), length)
-            counts[token] = counts.get(token, 0) + 1
-        guesses = [(token, _kind(length, counts[token], total)) for token, length in longest.items()]
-        return [*guesses, (NONE, NOTHING + _bucket(max(longest.values())))]
+        guesses: list[Guess] = []
+        for walk, first in self._walks:
+            matches = walk.at(path)
+            if not matches:
+                continue
+            longest: dict[int, int] = {}
+            counts: dict[int, int] = {}
+            for text, at, length in matches:
+                token = text[at]
+                longest[token] = max(longest.get(token, 0), length)
+                counts[token] = counts.get(token, 0) + 1
+            total = len(matches)
+            guesses += [(token, first + _kind(n, counts[token], total)) for token, n in longest.items()]
+            guesses.append((NONE, first + NOTHING + _bucket(max(longest.values()))))
+        return guesses

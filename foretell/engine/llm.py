@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from foretell import drafters
 from foretell.drafters.base import Drafter
 from foretell.engine.loop import Engine
 from foretell.engine.request import Completion, Event, Request
+from foretell.engine.texts import Progress, write
 from foretell.kv.cache import Cache
 from foretell.machine import cache_folder, free_memory
 from foretell.models.open import Opened, open_model, whole
@@ -84,7 +85,7 @@ class LLM:
                 f"rule {rule!r} verifies chains, and this drafter proposes trees: use rule 'match' or 'ratio'"
             )
         self.drafter = drafter
-        limit = draft_tokens if isinstance(draft_tokens, int) else drafter.draft_tokens
+        limit = draft_tokens if isinstance(draft_tokens, int) and drafter.draft_tokens else drafter.draft_tokens
         per_token = self.target.kv_bytes() + (draft.target.kv_bytes() if draft else 0)
         slots = _slots(per_token, self.target.max_context, max_batch)
         self.max_context = min(self.target.max_context, slots)
@@ -127,12 +128,17 @@ class LLM:
         """One step of whatever runs."""
         self.engine.step()
 
-    @torch.inference_mode()
-    def warm(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+    def warm(self, progress: Progress = lambda done, total: None, *, texts: int = 400) -> None:
         """Let the drafter learn from the model alone, without any data; what it learns is kept in the user's cache
-        folder and used from then on. Of the drafters here "recycling" does; for 135 M parameters that takes minutes."""
-        self.drafter.warm(self.target, self.engine.cache, progress)
+        folder and used from then on: "recycling" what the model says after each token of its vocabulary, and with
+        "suffix" what it says in `texts` conversations of its own. For 135 M parameters that takes minutes."""
+        whole("texts", texts, 0)
+        with torch.inference_mode():
+            self.drafter.warm(self.target, self.engine.cache, progress)
         self.save_drafter()
+        if texts:
+            write(self, texts, progress)
+            self.save_drafter()
 
     def save_drafter(self, folder: str | Path | None = None) -> None:
         """Keep what the drafter has learnt from requests so far, as "suffix" and "recycling" do: in that folder, for

@@ -8,6 +8,7 @@ from foretell.drafters.base import Drafter
 from foretell.engine.commit import commit
 from foretell.engine.request import Request
 from foretell.engine.rows import build_rows, keys, lines
+from foretell.engine.stats import Lookout
 from foretell.kv.cache import Cache
 from foretell.models.base import Target
 from foretell.sampling.shape import Shaper
@@ -33,6 +34,7 @@ class Engine:
         self.target, self.cache, self.drafter, self.rule, self.planner = target, cache, drafter, rule, planner
         self.scheduler = Scheduler(cache, max_batch, max_rows)
         self.requests: dict[int, Request] = {}
+        self.lookout = Lookout()
         target.attach(cache, "target")
         drafter.attach(cache)
 
@@ -53,7 +55,8 @@ class Engine:
         plan = self.scheduler.plan(self.planner)
         self._announce(plan)
         seqs = [plan.seqs[i] for i in plan.ready]
-        drafts = self.drafter.propose(seqs, [plan.budgets[i] for i in plan.ready], self.rule.draw)
+        budgets = [plan.budgets[i] for i in plan.ready]
+        drafts = self.drafter.propose(seqs, budgets, self.rule.draw)
         clock.append(time.perf_counter())
         rows, where = build_rows(plan, drafts, self.cache, self.target.vocab_size), lines(plan, drafts)
         out = self.target.forward(rows, self.cache, taps=self.drafter.taps)
@@ -65,6 +68,7 @@ class Engine:
         seen = Seen(plan.seqs, rows, kept, out.taps, out.logits, *where)
         self.drafter.observe(seen)
         self.planner.observe(seqs, nodes, verdict)
+        self.lookout.round(budgets, verdict.accepted)
         self._finish(seen, clock)
 
     def _forget(self, request: Request) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -85,3 +86,25 @@ class Stats:
 
 def _grow(counts: list[int], length: int) -> None:
     counts.extend([0] * (length - len(counts)))
+
+
+class Lookout:
+    """Notices a drafter that gains nothing: says so once, when none of its drafts was accepted in `ROUNDS` rounds that
+    had room for some (a draft model that is another's, a head of other weights)."""
+
+    ROUNDS = 50
+
+    def __init__(self) -> None:
+        self._rounds = 0
+
+    def round(self, room: Sequence[int], accepted: Iterable[Sequence[int]]) -> None:
+        """room: nodes each request might have had."""
+        if self._rounds >= self.ROUNDS:
+            return
+        self._rounds = 0 if any(accepted) else self._rounds + sum(n > 0 for n in room)
+        if self._rounds >= self.ROUNDS:
+            logging.getLogger("foretell").warning(
+                "none of the drafts was accepted in %d rounds: this drafter costs time and gains nothing here; drafter "
+                "'none' is as good",
+                self._rounds,
+            )

@@ -95,6 +95,12 @@ class Cache:
         """The slots of this step's rows of the request, in row order."""
         return self._scratch[seq.id]
 
+    def unwrite(self, seq: Seq, start: int) -> None:
+        """What models wrote to the reserved slots from the `start`th on is of no use: other tokens will have them."""
+        slots = self._scratch[seq.id][start:]
+        for plane in self.planes.values():
+            plane.filled[slots] = False
+
     def committed(self, seq: Seq, start: int, end: int) -> np.ndarray:
         """int32 [end - start]: slots of the tokens at positions start..end, all below `seq.cached`."""
         line: np.ndarray = self._lines[seq.table, start:end]

@@ -129,7 +129,14 @@ def left_behind(drafter: Drafter, ids: set[int]) -> list[str]:
 
 def samplings(count: int, mode: str) -> list[Sampling]:
     return [
-        Sampling(seed=50 + i, max_tokens=14 + i % 5, stop_token_ids=[[], [2, 7, 9, 11]][i % 2], **MODES[mode])
+        Sampling(
+            seed=50 + i,
+            max_tokens=14 + i % 5,
+            stop_token_ids=[[], [2, 7, 9, 11]][i % 2],
+            prediction=[[], [5, 6, 7] * 5][i % 2],
+            private=i % 3 == 0,
+            **MODES[mode],
+        )
         for i in range(count)
     ]
 
@@ -199,9 +206,9 @@ def test_without_a_budget_there_are_no_nodes(name: str) -> None:
     target = table_target()
     watched = Watched(MAKERS[name](target), distinct=True)
     stage = Stage(target, watched)
-    texts = prompts(4)
+    texts, settings = prompts(4), {"max_tokens": 20, "prediction": [5, 6, 7] * 5}
     requests = [
-        stage.add(p, Sampling(seed=i, max_tokens=20, temperature=0.0, ignore_eos=True, draft_tokens=[0, None, 2, 0][i]))
+        stage.add(p, Sampling(seed=i, temperature=0, ignore_eos=True, draft_tokens=[0, None, 2, 0][i], **settings))
         for i, p in enumerate(texts)
     ]
     stage.finish()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from foretell.drafters import recycling as recycling_module
 from foretell.drafters.base import NoDrafter
 from foretell.drafters.index import RECENT, Index, Past
 from foretell.drafters.ngram import NgramSource
-from foretell.drafters.recycling import WIDTH, RecyclingSource, Successors, successors, warm_successors
+from foretell.drafters.recycling import KINDS, WIDTH, RecyclingSource, Successors, successors, warm_successors
 from foretell.drafters.search import NONE, Chances, Guess, SearchDrafter, Source
 from foretell.drafters.suffix import SuffixSource
 from foretell.kv.cache import Cache
@@ -192,10 +194,9 @@ def test_recycling_keeps_what_the_target_said_of_rejected_nodes_too() -> None:
     source = RecyclingSource(VOCAB)
     run(target, SearchDrafter({"": source}), [[3, 4]], [Sampling(temperature=0, max_tokens=3, ignore_eos=True)])
     likeliest = int(target.logits([3, 4]).argmax())
-    for before in (3, 9):  # after this pair, and after any
-        assert likeliest in [token for token, _ in source.known.after(before, 4)]
-    assert [token for token, _ in source.known.after(3, 4)].count(likeliest) == 2
-    assert not source.known.after(3, 23)
+    for known in (source.known.after(4), source.known.after_pair(3, 4)):
+        assert likeliest in [token for token, _ in known] and len(known) == WIDTH + 1
+    assert not source.known.after(23) and not source.known.after_pair(9, 4)
 
 
 @pytest.mark.parametrize("kind", [table_target, tiny_llama])
@@ -233,18 +234,19 @@ def test_what_was_learnt_is_saved_whole_and_read_only_if_it_fits(tmp_path: Path)
     again, past = RecyclingSource(VOCAB), SuffixSource()
     for part in (again, past):
         part.load(folder)
-    for pair in [(3, 4), (4, 3), (0, 3), (0, 0)]:
-        assert again.known.after(*pair) == recycling.known.after(*pair)
+    for before, last in [(3, 4), (4, 3), (0, 3), (0, 0)]:
+        assert again.known.after(last) == recycling.known.after(last)
+        assert again.known.after_pair(before, last) == recycling.known.after_pair(before, last)
     assert proposed(SearchDrafter({"": past}), text([20, 2, 3, 4]), 2) == [(5,), (5, 6)]
     smaller = RecyclingSource(VOCAB - 1)
     smaller.load(folder)
-    assert not smaller.known.after(3, 4), "another vocabulary"
+    assert not smaller.known.after(4), "another vocabulary"
     for name in ("past.npz", "successors.npz"):
         (folder / name).write_bytes((folder / name).read_bytes()[:-97])
     cut, cut_past = RecyclingSource(VOCAB), SuffixSource()
     for part in (cut, cut_past):
         part.load(folder)
-    assert not cut.known.after(3, 4) and not proposed(SearchDrafter({"": cut_past}), text([20, 2, 3, 4]), 2)
+    assert not cut.known.after(4) and not proposed(SearchDrafter({"": cut_past}), text([20, 2, 3, 4]), 2)
 
 
 def test_only_so_many_pairs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,8 +256,59 @@ def test_only_so_many_pairs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         known.put([(1, last)], lines_of(source, 1))
     assert len(known._place) == len(known._pairs) == 5
     for last in range(12):  # each token alone, and the latest pairs
-        assert len(known.after(1, last)) == (2 if last >= 7 else 1) * (WIDTH + 1)
-        assert len(known.after(2, last)) == WIDTH + 1
+        assert len(known.after(last)) == WIDTH + 1
+        assert len(known.after_pair(1, last)) == (WIDTH + 1 if last >= 7 else 0)
+
+
+def tokens_of(guesses: Sequence[Guess]) -> list[int]:
+    return [token for token, _ in guesses]
+
+
+def test_a_request_hears_its_own_rows_first_then_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, mine, other, third = RecyclingSource(VOCAB), text([1, 3], 1), text([1, 3], 2), text([1, 3], 3)
+    random_ = random.Random(1)
+    said = [lines_of(random_, 1) for _ in range(2)]
+    for seq, line in zip((mine, other), said, strict=True):
+        source.learn(seq, [(1, 3)], line)
+    own, others = (line[0, 0].tolist() for line in said)
+    assert tokens_of(source.view(mine).guesses(())) == own + own
+    assert tokens_of(source.view(third).guesses(())) == others + others, "the latest of all"
+    kinds = [{kind // KINDS for _, kind in source.view(seq).guesses(())} for seq in (mine, third)]
+    assert kinds == [{0, 1}, {2, 3}]
+    assert tokens_of(source.view(third).guesses((1, 3))) == others + others
+    assert tokens_of(source.view(third).guesses((2, 3))) == others, "the pair is another"
+    source.forget(mine)
+    assert tokens_of(source.view(mine).guesses(())) == others + others
+    monkeypatch.setattr(recycling_module, "OWN", 6)
+    for last in range(10):
+        source.learn(other, [(1, last)], said[0])
+    assert list(source._own[2]) == [7, (1, 7), 8, (1, 8), 9, (1, 9)]
+
+
+def test_the_warm_start_is_not_overwritten_by_texts_in_use() -> None:
+    source, seq = RecyclingSource(VOCAB), text([1, 3])
+    first, second = lines_of(random.Random(1), 1), lines_of(random.Random(2), 1)
+    source.known.put([(-1, 3)], first)
+    source.known.fixed[3] = True
+    source.learn(seq, [(1, 3), (1, 4)], np.concatenate((second, second)))
+    assert tokens_of(source.known.after(3)) == first[0, 0].tolist()
+    assert tokens_of(source.known.after(4)) == second[0, 0].tolist()
+    assert tokens_of(source.view(seq).guesses(())) == 2 * second[0, 0].tolist()
+
+
+def test_a_private_request_leaves_nothing_and_hears_nothing_of_other_texts() -> None:
+    target, how = table_target(), Sampling(temperature=0, max_tokens=30, ignore_eos=True)
+    recycling, suffix = RecyclingSource(VOCAB), SuffixSource()
+    drafter = SearchDrafter({"recycling": recycling, "suffix": suffix})
+    private = replace(how, private=True)
+    first = run(target, drafter, [[3, 4]], [private])[0]
+    assert (recycling.known.of_token == -1).all() and not suffix._past.texts()
+    again = run(target, drafter, [[3, 4]], [private])[0]
+    assert again.stats.rounds == first.stats.rounds
+    alone = SearchDrafter({"suffix": SuffixSource()})
+    open_rounds = [run(target, alone, [[3, 4]], [how])[0].stats.rounds for _ in range(2)]
+    assert open_rounds[1] < open_rounds[0]
+    assert run(target, alone, [[3, 4]], [private])[0].stats.rounds > open_rounds[1] + 5
 
 
 def test_top_tokens_order_and_ties() -> None:
@@ -283,7 +336,8 @@ def test_the_best_member_is_not_lost_in_a_mixture() -> None:
 def test_names_are_joined_or_refused_in_one_sentence() -> None:
     check("suffix+recycling+ngram", False)
     for name, message in {
-        "suffix+model": "'model' cannot be joined",
+        "suffix+none": "'none' cannot be joined",
+        "suffix+model": "needs draft_model",
         "suffix+suffix": "names a member twice",
         "suffix+magic": "drafter 'magic' is not one of",
         "suffix+": "drafter '' is not one of",
@@ -292,6 +346,7 @@ def test_names_are_joined_or_refused_in_one_sentence() -> None:
             check(name, False)
     with pytest.raises(ValueError, match="no use for a draft_model"):
         check("suffix+recycling", True)
+    check("suffix+model", True)
     assert build("suffix+ngram", Parts(table_target(), VOCAB, None, trees=False)).chains
     assert not build("suffix+ngram", Parts(table_target(), VOCAB, None)).chains
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -83,6 +84,7 @@ def test_tokens_are_those_of_plain_decoding(kind: str, mode: str, penalty: str) 
     how = samplings(5, mode, penalty)
     plain = [run(target, NoDrafter(), [p], [s], reuse=False)[0].token_ids for p, s in zip(texts, how, strict=True)]
     known = [p + t for p, t in zip(texts, plain, strict=True)]
+    how = [replace(s, prediction=[*t[:4], 1, *t[4:9], *t[10:]]) for s, t in zip(how, plain, strict=True)]
     accepted = 0
     for name, build in methods(target, kind).items():
         for p, s, expected in list(zip(texts, how, plain, strict=True))[:2]:
