@@ -34,12 +34,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """tasks: empty is some, spread over the file. warm: trajectories that go before. draft_tokens: nodes of a round,
-    None is the drafter's own number. ValueError if they cannot be met."""
+    """tasks: empty is some, spread over the file. warm: trajectories of other tasks that go before, and with same_task
+    other runs of the same one after them. draft_tokens: nodes of a round, None is the drafter's own number. ValueError
+    if they cannot be met."""
 
     tasks: Sequence[int] = ()
     warm: int = 8
     draft_tokens: int | None = None
+    same_task: bool = False
 
     def __post_init__(self) -> None:
         if self.warm < 1 or (self.draft_tokens is not None and self.draft_tokens < 1):
@@ -172,14 +174,19 @@ def spread(items: Sequence[T], count: int) -> list[T]:
 
 
 def chosen(found: Sequence[Trajectory], settings: Settings) -> list[tuple[Trajectory, list[Trajectory]]]:
-    """What is measured, the first trajectory of each task asked for, with the trajectories of other tasks that go
-    before it when the drafter is to be warm."""
+    """What is measured, the first trajectory of each task asked for, with the trajectories that go before it when the
+    drafter is to be warm."""
     first = {trajectory.task: trajectory for trajectory in reversed(found)}
     unknown = next((task for task in settings.tasks if task not in first), None)
     if unknown is not None or not first:
         raise ValueError(f"there is no task {unknown} in the file" if first else "the file has no trajectories")
     tasks = list(dict.fromkeys(settings.tasks)) or spread(sorted(first), TASKS)
-    return [(first[task], spread([t for t in found if t.task != task], settings.warm)) for task in tasks]
+    plan = []
+    for task in tasks:
+        others = spread([t for t in found if t.task != task], settings.warm)
+        again = [t for t in found if t.task == task and t is not first[task]] if settings.same_task else []
+        plan.append((first[task], [*others, *again]))
+    return plan
 
 
 def replay(
@@ -189,8 +196,8 @@ def replay(
     settings: Settings,
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> dict[str, Any]:
-    """The report, ready for JSON. cold: a drafter knows no other trajectory; warm: it drafted for `warm` trajectories
-    of other tasks just before. open_with: the model with the drafter of that name; only one is open at a time."""
+    """The report, ready for JSON. cold: a drafter knows no other trajectory; warm: it drafted for those that go before.
+    open_with: the model with the drafter of that name; only one is open at a time."""
     plan = chosen(found, settings)
     read: dict[int, list[Turn]] = {}  # by id of the trajectory
     drafters, done, total = [], 0, len(names) * sum(2 + len(before) for _, before in plan)
@@ -214,6 +221,7 @@ def replay(
     return {
         "tasks": [measured.task for measured, _ in plan],
         "warm": settings.warm,
+        "same_task": settings.same_task,
         "context": CONTEXT,
         "drafters": drafters,
     }

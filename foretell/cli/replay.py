@@ -36,6 +36,9 @@ class ReplayOptions:
         list[int], typer.Option("--task", metavar="N", help="Only this task, several times; default: five of them.")
     ] = field(default_factory=list)
     warm: Annotated[int, typer.Option(metavar="N", help="Trajectories of other tasks that a warm drafter knows.")] = 8
+    same_task: Annotated[
+        bool, typer.Option("--same-task", help="A warm drafter knows the file's other runs of the same task too.")
+    ] = False
     draft_tokens: Annotated[
         int | None, typer.Option(metavar="N", help="Drafted tokens a round; default: the drafter's own number.")
     ] = None
@@ -49,7 +52,7 @@ def command(options: ReplayOptions) -> None:
     Every assistant message is drafted for after the conversation before it, and the recording decides what is
     accepted; tool calls are JSON. The model lends its tokens and its template, and computes nothing, so drafters that
     need its logits show less than they can do. Cold: each conversation is the first one that the drafter sees. Warm:
-    it saw conversations about other tasks before.
+    it saw conversations about other tasks before, with --same-task also the other runs of the same one.
 
     Examples:
 
@@ -61,7 +64,7 @@ def command(options: ReplayOptions) -> None:
     stranger = next((part for name in names for part in name.split("+") if part not in SOURCES), None)
     if stranger is not None:
         raise ValueError(f"drafter {stranger!r} needs a model that runs: choose from {', '.join(SOURCES)}")
-    settings = Settings(options.tasks, options.warm, options.draft_tokens)
+    settings = Settings(options.tasks, options.warm, options.draft_tokens, options.same_task)
     found = trajectories(options.file)
     fetched(options.model)
     with bar() as progress:
@@ -69,16 +72,20 @@ def command(options: ReplayOptions) -> None:
     print(json.dumps(result)) if options.json else _print(result)
 
 
+def _known(result: dict[str, Any]) -> str:
+    return f"{result['warm']} + same task" if result["same_task"] else str(result["warm"])
+
+
 def _print(result: dict[str, Any]) -> None:
     table = report.plain_table(
         "drafter", "other trajectories", "answers", "messages", "tokens", "E", "alpha", "nodes/round", "draft ms"
     )
     for entry in result["drafters"]:
-        for state, known in (("cold", 0), ("warm", result["warm"])):
+        for state, known in (("cold", "0"), ("warm", _known(result))):
             for row in [*entry[state]["kinds"], {"kind": "all", **entry[state]["all"]}]:
                 table.add_row(
                     entry["drafter"],
-                    str(known),
+                    known,
                     row["kind"],
                     str(row["prompts"]),
                     str(row["tokens"]),

@@ -25,6 +25,7 @@ from foretell.bench.replay import (
     trajectories,
     turns,
 )  # fmt: skip
+from foretell.drafters import SOURCES
 from foretell.drafters.base import Drafter
 from foretell.types import Drafts, Draw, Seen, Seq
 from tests.cli.conftest import write_tiny
@@ -196,7 +197,7 @@ def test_command(folder: Path, file: Path) -> None:
     result = foretell(*options, "--json")
     assert result.exit_code == 0, result.stderr
     report = json.loads(result.stdout)
-    assert report["tasks"] == [0, 4] and len(report["drafters"]) == 4
+    assert report["tasks"] == [0, 4] and len(report["drafters"]) == len(SOURCES) + 1
     assert all(entry["warm"]["all"]["E"] >= 1 for entry in report["drafters"])
     text = foretell(*options, "--drafter", "suffix", "--task", 0).stdout
     assert "their last 8192 tokens" in text and "tool call" in text and "nodes/round" in text
