@@ -64,21 +64,25 @@ def _early_exit(parts: Parts) -> Drafter:
     return EarlyExitDrafter(parts.target, choice.layers, draft_tokens=choice.draft_tokens, vocabulary=parts.vocabulary)
 
 
-# what knows what may follow a text, in a tree of its own or in one with others
+# what knows texts, in a tree of its own or in one with others
 SOURCES: dict[str, Callable[[Parts], Source]] = {
     "ngram": lambda parts: NgramSource(),
     "suffix": lambda parts: SuffixSource(),
     "recycling": lambda parts: RecyclingSource(parts.target.vocab_size),
     "prediction": lambda parts: PredictionSource(),
     "lookahead": lambda parts: LookaheadSource(),
-    "early_exit": lambda parts: MemberSource(_early_exit(parts)),
-    "model": lambda parts: MemberSource(_model(parts)),
 }
+# what runs a model, and can be a member of such a tree as well
+RUNNERS: dict[str, Callable[[Parts], Drafter]] = {"early_exit": _early_exit, "model": _model}
 MIXTURE = ("suffix", "recycling", "ngram", "prediction")  # the best that needs nothing but the target
 
 
+def _source(name: str, parts: Parts) -> Source:
+    return SOURCES[name](parts) if name in SOURCES else MemberSource(RUNNERS[name](parts))
+
+
 def _search(*names: str) -> Callable[[Parts], Drafter]:
-    return lambda parts: SearchDrafter({name: SOURCES[name](parts) for name in names}, width=None if parts.trees else 1)
+    return lambda parts: SearchDrafter({name: _source(name, parts) for name in names}, width=None if parts.trees else 1)
 
 
 def _auto(parts: Parts) -> Drafter:
@@ -105,9 +109,11 @@ def check(name: str, has_draft_model: bool) -> None:
     if unknown is not None:
         raise ValueError(f"drafter {unknown!r} is not one of {', '.join(METHODS)}, or several joined by '+'")
     if len(members) > 1:
-        alone = next((member for member in members if member not in SOURCES), None)
+        joined = SOURCES.keys() | RUNNERS.keys()
+        alone = next((member for member in members if member not in joined), None)
         if alone is not None:
-            raise ValueError(f"drafter {alone!r} cannot be joined with others: choose among {', '.join(SOURCES)}")
+            among = ", ".join((*SOURCES, *RUNNERS))
+            raise ValueError(f"drafter {alone!r} cannot be joined with others: choose among {among}")
         if len(set(members)) < len(members):
             raise ValueError(f"drafter {name!r} names a member twice")
     uses = {METHODS[member].draft_model for member in members}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
+import numpy as np
+
 RECENT = 6  # occurrences kept of a run of tokens, the latest ones
+SEPARATOR = -1  # no token
 LONGEST = 24  # a match longer than this is not told from one of this length
 
 Place = tuple[list[int], int]  # a text, and the position after an occurrence in it
@@ -67,27 +70,69 @@ class Past:
     def __init__(self, size: int, capacity: int) -> None:
         self.index = Index([size])
         self.capacity, self.tokens = capacity, 0
-        self._texts: OrderedDict[int, list[int]] = OrderedDict()
-        self._number = 0
+        self._texts: list[list[int]] = []  # the oldest first
 
     def texts(self) -> list[list[int]]:
-        return list(self._texts.values())
+        return [list(text) for text in self._texts]
 
-    def add(self, text: list[int]) -> None:
-        self._number += 1
-        self._texts[self._number] = text
-        self.tokens += len(text)
-        self.index.add(text, 0, len(text))
+    def add(self, text: Sequence[int]) -> None:
+        """A text that goes on from one that is known, as a conversation's next turn does, is not kept twice."""
+        places = (i for i in reversed(range(len(self._texts))) if _begins(text, self._texts[i]))
+        at = next(places, None)
+        known = [] if at is None else self._texts.pop(at)
+        before = len(known)
+        known += text[before:]
+        self._texts.append(known)
+        self.tokens += len(known) - before
+        self.index.add(known, before, len(known))
         while self.tokens > self.capacity and self._texts:
-            _, oldest = self._texts.popitem(last=False)
+            oldest = self._texts.pop(0)
             self.tokens -= len(oldest)
             self.index.drop(oldest)
+
+
+class Archive:
+    """The same lookup over texts that change no more: sorted once, quickly, and small. tokens: int32 [N], of all texts
+    in turn; lengths: int32 [M]."""
+
+    def __init__(self, size: int, tokens: np.ndarray, lengths: np.ndarray) -> None:
+        self.size, self.tokens, self.lengths = size, tokens, lengths
+        ends = lengths.cumsum()
+        # a separator behind each text, so that no match reaches from one into the next
+        self._text: list[int] = np.insert(tokens, ends, SEPARATOR).tolist()
+        flat = np.array(self._text, dtype=np.int64)
+        self._base = int(flat.max(initial=0)) + 1  # three tokens of 2^21 kinds fit
+        runs = np.lib.stride_tricks.sliding_window_view(flat[:-1], size) if len(flat) > size else np.empty((0, size))
+        followed = flat[size:] if len(flat) > size else flat[:0]
+        places = np.flatnonzero((followed >= 0) & (runs >= 0).all(1))
+        keys = runs[places] @ self._base ** np.arange(size)
+        order = np.argsort(keys, kind="stable")
+        self._sorted: list[int] = keys[order].tolist()
+        self._places: list[int] = (places[order] + size).tolist()
+
+    def find(self, context: Sequence[int]) -> list[Match]:
+        """As of `Index`."""
+        end = context[-self.size :]
+        if len(end) < self.size or max(end) >= self._base:
+            return []
+        key = sum(token * self._base**i for i, token in enumerate(end))
+        first = bisect_left(self._sorted, key)
+        last = bisect_right(self._sorted, key, first)
+        places = self._places[max(first, last - RECENT) : last]
+        matches = [(self._text, at, agreement(self._text, at, context, self.size)) for at in reversed(places)]
+        return sorted(matches, key=lambda match: -match[2])
+
+
+def _begins(text: Sequence[int], old: Sequence[int]) -> bool:
+    """Whether the text begins with the old one; its end tells nearly always."""
+    end = len(old)
+    return end <= len(text) and text[max(0, end - 8) : end] == old[-8:] and text[:end] == old
 
 
 class Walk:
     """The places where a text and a path beyond it occurred before, node by node of a tree."""
 
-    def __init__(self, text: Sequence[int], indexes: Sequence[Index]) -> None:
+    def __init__(self, text: Sequence[int], indexes: Sequence[Index | Archive]) -> None:
         self._text, self._indexes = text, indexes
         self._matches: dict[tuple[int, ...], list[Match]] = {}
 
@@ -98,7 +143,7 @@ class Walk:
             matches = [
                 (text, at + 1, length + 1)
                 for text, at, length in self._matches[path[:-1]]
-                if text[at] == path[-1] and at + 1 < len(text)
+                if text[at] == path[-1] and at + 1 < len(text) and text[at + 1] != SEPARATOR
             ]
         if not matches:
             context = [*self._text[-LONGEST:], *path]

@@ -73,7 +73,7 @@ class NgramDrafter(Drafter):
 class NgramSource(Source):
     """The same lookup about every node of a tree, its path included."""
 
-    kinds = (-0.06, 0.89, 1.84)  # by length of the n-gram
+    kinds = (-0.15, 0.94, 1.90)  # by length of the n-gram
 
     def __init__(self) -> None:
         self._lookup = Lookup(len(self.kinds), 1)

@@ -22,6 +22,7 @@ Place = tuple[int, int]  # the next position in the prediction, and its kind or 
 
 
 class PredictionSource(Source):
+    predicts = True
     kinds = (1.0, -0.5, -1.0, 0.0, 1.0, 1.8, 2.3, 2.8, 3.2)
 
     def __init__(self) -> None:

@@ -25,8 +25,7 @@ from foretell.kv.cache import Cache
 from foretell.models.base import Target
 from foretell.types import Drafts, Draw, Seen, Seq
 
-PATIENCE, LATEST, STEP = 24, 400, 4.0  # guesses that a prior counts for, those that count at most, size of a step
-MOST = 30.0  # of a score
+PATIENCE, LATEST, STEP = 24, 100, 4.0  # guesses that a prior counts for, those that count at most, size of a step
 RECENT = (8, 32, 128)  # tokens ago, up to which one counts as of the first, second and third kind
 LEAST = 0.002  # chance below which a guess is not worth its place in the search
 
@@ -108,13 +107,14 @@ class Chances:
 
     def of(self, said: Sequence[Guess]) -> dict[int, float]:
         """The chance of each token of `said`, NONE among them."""
-        weights = self.weights
+        weights, exp = self.weights, math.exp
         scores = {NONE: 0.0}
+        score_of = scores.get
         for token, kind in said:
-            scores[token] = scores.get(token, 0.0) + weights[kind]
-        exponentials = {token: math.exp(min(score, MOST)) for token, score in scores.items()}
-        total = sum(exponentials.values())
-        return {token: e / total for token, e in exponentials.items()}
+            scores[token] = score_of(token, 0.0) + weights[kind]
+        odds = {token: exp(score) for token, score in scores.items()}
+        total = sum(odds.values())
+        return {token: share / total for token, share in odds.items()}
 
     def learn(self, said: Sequence[Guess], came: int) -> None:
         chances = self.of(said)
@@ -128,7 +128,7 @@ class Chances:
 class Recent:
     """Which tokens occurred lately in a text: those are likelier to occur again, whoever guesses them."""
 
-    kinds = (1.28, 1.45, 1.16, 0.81)
+    kinds = (1.28, 1.43, 1.17, 0.79)
 
     def __init__(self) -> None:
         self._last: dict[int, int] = {}  # token -> its latest position
@@ -163,7 +163,7 @@ class SearchDrafter(Drafter):
     """A drafter of one or several sources, by their names, in one tree within one budget. width: children of a node at
     most."""
 
-    draft_tokens = 8
+    draft_tokens = 4
 
     def __init__(self, sources: Mapping[str, Source], *, width: int | None = None) -> None:
         if not sources or (width is not None and width < 1):

@@ -8,13 +8,14 @@ branches: a guess is the surer the longer its match and the more places agree.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from foretell.drafters.files import read_arrays, write_arrays
-from foretell.drafters.index import Index, Past, Walk
+from foretell.drafters.index import Archive, Index, Past, Walk
 from foretell.drafters.search import NONE, Guess, Source
 from foretell.types import Seq
 
@@ -24,52 +25,24 @@ NOTHING = len(LENGTHS) * SHARES  # the first kind of a remark about NONE, by the
 KINDS = NOTHING + len(LENGTHS)  # of the request's own text; as many of past ones
 WEIGHTS = (  # of the own text, of past ones: by length and share, then of NONE by length; see docs/drafters.md
     (
-        1.67,
-        1.18,
-        0.65,
-        1.65,
-        1.04,
-        0.27,
-        1.17,
-        -0.15,
-        0.25,
-        1.55,
-        0.62,
-        0.09,
-        2.26,
-        0.48,
-        -0.61,
-        2.69,
-        -0.30,
-        0.06,
-        3.26,
-        0.62,
-        -0.14,
-        *(0.66, 0.31, 0.23, 0.07, 0.53, 0.07, -1.07),
+        (1.83, 1.30, 0.74),
+        (1.66, 1.04, 0.21),
+        (1.17, 0.17, 0.05),
+        (1.58, 0.79, -0.05),
+        (2.33, 0.79, -0.54),
+        (2.80, -0.28, 0.05),
+        (3.29, 0.76, -0.08),
+        (0.69, 0.34, 0.28, 0.10, 0.65, 0.06, -0.99),
     ),
     (
-        0.00,
-        0.00,
-        0.00,
-        0.00,
-        0.00,
-        0.00,
-        1.42,
-        0.78,
-        0.57,
-        2.00,
-        1.69,
-        1.41,
-        2.44,
-        2.76,
-        1.60,
-        3.71,
-        2.59,
-        0.24,
-        2.00,
-        -0.03,
-        0.24,
-        *(0.00, 0.00, -0.07, 0.11, 0.38, -0.16, -0.23),
+        (0.00, 0.00, 0.00),
+        (0.00, 0.00, 0.00),
+        (1.48, 1.42, 0.52),
+        (2.26, 2.28, 1.29),
+        (2.67, 2.88, 1.07),
+        (3.89, 2.05, 1.52),
+        (3.89, -0.07, 1.52),
+        (0.00, 0.00, -0.00, 0.25, 0.27, 0.18, 0.25),
     ),
 )
 FILE = "past.npz"
@@ -78,43 +51,50 @@ FILE = "past.npz"
 class SuffixSource(Source):
     """past: tokens of finished requests kept for others, 0 for none."""
 
-    kinds = (*WEIGHTS[0], *WEIGHTS[1])
+    kinds = [weight for origin in WEIGHTS for line in origin for weight in line]
 
     def __init__(self, past: int = 200_000) -> None:
-        self._past, self._alone = Past(3, past), Past(3, 0)
-        self._saved: list[list[int]] = []
+        self._capacity = past
+        self._saved = Archive(3, *_flat([]))  # what it began with
+        self._past = Past(3, past)  # what came since
         self._own: dict[int, tuple[Index, list[int], int]] = {}  # request id -> index, its text, tokens indexed
 
     def reset(self) -> None:
-        self._past = Past(3, self._past.capacity)
-        for text in self._saved:
-            self._past.add(text)
+        self._past = Past(3, self._capacity)
 
     def save(self, folder: Path) -> None:
-        self._saved = self._past.texts()
-        lengths = np.array([len(text) for text in self._saved], dtype=np.int32)
-        tokens = np.array([token for text in self._saved for token in text], dtype=np.int32)
-        write_arrays(folder / FILE, lengths=lengths, tokens=tokens)
+        ends = self._saved.lengths.cumsum()
+        texts = [*(part.tolist() for part in np.split(self._saved.tokens, ends[:-1])), *self._past.texts()]
+        while sum(map(len, texts)) > self._capacity:
+            del texts[0]
+        tokens, lengths = _flat([text for text in texts if text])
+        write_arrays(folder / FILE, tokens=tokens, lengths=lengths)
+        self._begin(tokens, lengths)
 
     def load(self, folder: Path) -> None:
-        arrays = read_arrays(folder / FILE, "lengths", "tokens")
-        if arrays is not None and arrays["lengths"].sum() == len(arrays["tokens"]):
-            tokens = arrays["tokens"].tolist()
-            ends = arrays["lengths"].cumsum().tolist()
-            self._saved = [tokens[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-            self.reset()
+        arrays = read_arrays(folder / FILE, "tokens", "lengths")
+        if arrays is None:
+            return
+        tokens, lengths = arrays["tokens"], arrays["lengths"]
+        whole = tokens.ndim == lengths.ndim == 1 and lengths.sum() == len(tokens) and lengths.min(initial=1) > 0
+        if whole and tokens.dtype == lengths.dtype == np.int32 and tokens.min(initial=0) >= 0:
+            self._begin(tokens, lengths)
+
+    def _begin(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
+        self._saved = Archive(3, tokens, lengths)
+        self.reset()
 
     def forget(self, seq: Seq) -> None:
-        index, _, _ = self._own.pop(seq.id, (None, [], 0))
-        if index is not None and seq.generated > 0 and not seq.sampling.private:
-            self._past.add(list(seq.tokens))
+        self._own.pop(seq.id, None)
+        if seq.generated > 0 and not seq.sampling.private:
+            self._past.add(seq.tokens)
 
     def view(self, seq: Seq) -> SuffixView:
         index, text, done = self._own.get(seq.id) or (Index((1, 2, 4)), seq.tokens, 0)
         index.add(text, done, len(text))
         self._own[seq.id] = (index, text, len(text))
-        past = self._alone if seq.sampling.private else self._past
-        return SuffixView(text, index, past.index)
+        past: list[Index | Archive] = [] if seq.sampling.private else [self._past.index, self._saved]
+        return SuffixView(text, [index], past)
 
 
 def _kind(length: int, count: int, total: int) -> int:
@@ -123,14 +103,20 @@ def _kind(length: int, count: int, total: int) -> int:
 
 
 def _bucket(length: int) -> int:
-    return sum(length >= start for start in LENGTHS) - 1
+    return bisect_right(LENGTHS, length) - 1
+
+
+def _flat(texts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """int32 tokens of all texts in turn, and their lengths."""
+    tokens = np.array([token for text in texts for token in text], dtype=np.int32)
+    return tokens, np.array([len(text) for text in texts], dtype=np.int32)
 
 
 class SuffixView:
     """What its own text says, and what the past says."""
 
-    def __init__(self, text: Sequence[int], own: Index, past: Index) -> None:
-        self._walks = [(Walk(text, [own]), 0), (Walk(text, [past]), KINDS)]
+    def __init__(self, text: Sequence[int], own: Sequence[Index], past: Sequence[Index | Archive]) -> None:
+        self._walks = [(Walk(text, own), 0), (Walk(text, past), KINDS)]
 
     def guesses(self, path: tuple[int, ...]) -> Sequence[Guess]:
         guesses: list[Guess] = []

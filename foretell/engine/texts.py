@@ -32,14 +32,15 @@ def opening(llm: LLM) -> list[int]:
 def write(llm: LLM, count: int, progress: Progress = lambda done, total: None) -> None:
     """Let the model ask itself `count` questions and answer those that come to an end, without drafts."""
     start = opening(llm)
-    if not start or not count:
+    if not start or not count or len(start) >= llm.max_context:
         return
     asking = [
         Sampling(temperature=1.0, seed=i, max_tokens=QUESTION, draft_tokens=0, private=True) for i in range(count)
     ]
     asked = _run(llm, [start] * count, asking, lambda done: progress(done, 2 * count))
     questions = [done.text for done in asked if done.finish_reason == "stop" and done.text.strip()]
-    prompts = [llm.encode_chat([{"role": "user", "content": question}]) for question in questions]
+    encoded = (llm.encode_chat([{"role": "user", "content": question}]) for question in questions)
+    prompts = [prompt for prompt in encoded if len(prompt) < llm.max_context]
     answering = [Sampling(temperature=0.0, max_tokens=ANSWER, draft_tokens=0)] * len(prompts)
     settled = 2 * count - len(prompts)  # a question without an end needs no answer
     _run(llm, prompts, answering, lambda done: progress(settled + done, 2 * count))

@@ -185,6 +185,20 @@ def test_state_is_dropped_when_a_request_ends_or_loses_its_place(name: str) -> N
     drafter.forget(second.seq)  # once more: harmless
 
 
+@EVERY
+def test_i46_a_prompt_seen_before_is_found_again(name: str) -> None:
+    """Pain I46: with a drafter, nearly all reuse of prefixes was lost."""
+    target, prompt = table_target(), [1 + i % 20 for i in range(40)]
+    how = Sampling(temperature=0, max_tokens=12, ignore_eos=True, prediction=[5, 6, 7])
+    cached = []
+    for drafter in (NoDrafter(), MAKERS[name](target)):
+        stage = Stage(target, drafter)
+        first, again = (stage.all([prompt], [how])[0] for _ in range(2))
+        assert first.token_ids == again.token_ids and first.stats.cached_tokens == 0
+        cached.append(again.stats.cached_tokens)
+    assert cached == [32, 32]
+
+
 def test_what_is_left_behind_would_be_seen() -> None:
     """The check that this suite leans on can fail."""
     target = table_target()
@@ -275,4 +289,4 @@ def test_the_model_method_needs_a_model() -> None:
         check("model", False)
     with pytest.raises(ValueError, match="no use for a draft_model"):
         check("ngram", True)
-    assert type(build("auto", parts)) is type(build("ngram", parts)), "auto makes do without one"
+    assert type(build("auto", parts)) is type(build("suffix+recycling", parts)), "auto makes do without one"

@@ -15,7 +15,7 @@ import torch
 from foretell.drafters import Parts, build, check
 from foretell.drafters import recycling as recycling_module
 from foretell.drafters.base import NoDrafter
-from foretell.drafters.index import RECENT, Index, Past
+from foretell.drafters.index import RECENT, SEPARATOR, Archive, Index, Past, Walk
 from foretell.drafters.ngram import NgramSource
 from foretell.drafters.recycling import KINDS, WIDTH, RecyclingSource, Successors, successors, warm_successors
 from foretell.drafters.search import NONE, Chances, Guess, SearchDrafter, Source
@@ -175,6 +175,46 @@ def test_a_dropped_text_leaves_nothing_behind() -> None:
         past.add(list(range(10 * i, 10 * i + 10)))
     assert past.tokens <= 20
     assert sum(len(places) for places in past.index._places.values()) <= 20
+
+
+def test_an_archive_finds_what_an_index_finds() -> None:
+    source = random.Random(3)
+    texts = [[source.randrange(6) for _ in range(source.randint(1, 60))] for _ in range(30)]
+    index = Index([3])
+    for known in texts:
+        index.add(known, 0, len(known))
+    tokens = np.array([token for known in texts for token in known], dtype=np.int32)
+    archive = Archive(3, tokens, np.array([len(known) for known in texts], dtype=np.int32))
+    assert not Archive(3, tokens[:0], tokens[:0]).find([1, 2, 3]) and not archive.find([1, 2, 99])
+    seen = 0
+    for _ in range(300):
+        context = [source.randrange(7) for _ in range(source.randint(0, 9))]
+        found, expected = (
+            [(length, among[at]) for among, at, length in where.find(context)] for where in (archive, index)
+        )
+        assert found == expected
+        seen += len(found)
+    assert seen > 300
+    path: tuple[int, ...] = ()
+    walk = Walk(texts[0][:4], [archive])
+    for _ in range(80):  # never out of one text into the next
+        tokens_here = [among[at] for among, at, _ in walk.at(path)]
+        assert SEPARATOR not in tokens_here
+        path = (*path, tokens_here[0] if tokens_here else 0)
+
+
+def test_the_next_turn_of_a_conversation_goes_on_with_its_text() -> None:
+    past = Past(3, 100)
+    past.add([1, 2, 3, 4, 5])
+    past.add([9, 8, 7])
+    past.add([1, 2, 3, 4, 5, 6, 7, 8])
+    past.add([1, 2, 3, 4, 6])  # begins alike, and goes on otherwise
+    assert past.texts() == [[9, 8, 7], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 6]] and past.tokens == 16
+    assert [(text[at], n) for text, at, n in past.index.find([3, 4, 5])] == [(6, 3)], "3 4 5 has a sequel now"
+    assert [text[at] for text, at, _ in past.index.find([0, 5, 6, 7])] == [8]
+    for i in range(40):
+        past.add(list(range(10 * i, 10 * i + 10)))
+    assert past.tokens <= 100 and len(past.texts()) == 10
 
 
 def test_recycling_is_right_on_the_second_pass_over_a_text() -> None:
@@ -361,3 +401,40 @@ def test_a_reset_drafter_knows_no_earlier_answer() -> None:
     again = run(target, drafter, [prompt], [sampling])[0]
     assert first.token_ids == known.token_ids == again.token_ids
     assert known.stats.rounds < first.stats.rounds == again.stats.rounds
+
+
+def test_i49_sources_go_on_learning_while_nothing_is_drafted() -> None:
+    """Pain I49: after rounds without drafts acceptance collapsed. Twenty such rounds, then drafts as if never off."""
+    target, prompt = table_target(), [1, 2, 3, 4, 5, 6] * 4
+
+    class Off:
+        def __init__(self, rounds: int) -> None:
+            self.rounds = rounds
+
+        def budgets(self, seqs: Sequence[Seq]) -> list[int]:
+            return [0 if seq.generated < self.rounds else 6 for seq in seqs]
+
+        def observe(self, *_: object) -> None:
+            pass
+
+    how = Sampling(temperature=0, max_tokens=60, ignore_eos=True)
+    later: list[int] = []
+    for rounds in (0, 20):
+        drafter = build("suffix+recycling+ngram", Parts(target, VOCAB, None))
+        done = run(target, drafter, [prompt], [how], planner=Off(rounds))[0]
+        later.append(done.stats.rounds - rounds)
+    whole = run(target, build("suffix+recycling+ngram", Parts(target, VOCAB, None)), [prompt], [how])[0]
+    assert later[0] == whole.stats.rounds and later[1] <= whole.stats.rounds * 40 / 60 + 2
+
+
+def test_i50_a_bad_stretch_does_not_turn_it_off_for_good() -> None:
+    """Pain I50: low acceptance ended speculation. After 300 wrong guesses of a source it is right again, and used."""
+    one = Scripted([0.5], {(): [(5, 0)], (5,): [(5, 0)], (5, 5): [(5, 0)]})
+    drafter, seq = SearchDrafter({"one": one}), text([1])
+    for came in [7] * 300 + [5] * 200:
+        assert proposed(drafter, seq, 3), "always worth a node of those there are"
+        seq.tokens.append(came)
+        drafter._learn(drafter._trees.pop(seq.id), seq)
+        if came == 7 and len(seq.tokens) == 301:
+            assert drafter._chances.of([(5, 0)])[5] < 0.1
+    assert drafter._chances.of([(5, 0), (5, 1)])[5] > 0.8, "a token that the source names and that was said lately"

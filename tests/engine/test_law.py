@@ -16,7 +16,10 @@ from scipy.stats import chi2
 
 from foretell.drafters.base import Drafter
 from foretell.drafters.early_exit import EarlyExitDrafter
+from foretell.drafters.member import MemberSource
 from foretell.drafters.model import ModelDrafter
+from foretell.drafters.recycling import RecyclingSource
+from foretell.drafters.search import SearchDrafter
 from foretell.engine.stats import Stats
 from foretell.models.table import TableTarget
 from foretell.planner.fixed import FixedPlanner
@@ -140,6 +143,16 @@ def test_three_tokens_have_the_targets_law(name: str, reuse: bool) -> None:
     case = CASES[name]
     seen, _ = play(make_rule(case.rule), case, reuse=reuse)
     assert p_value(seen, enumerate_law(table(1), case.shape)) > 0.001
+
+
+@pytest.mark.parametrize(("rule", "width"), [("ratio", None), ("block", 1)])
+def test_what_a_mixture_takes_from_a_draft_model_keeps_the_law(rule: str, width: int | None) -> None:
+    """The search leaves out what a member drew as it likes: that counts as guessed, not as drawn."""
+    members = {"model": MemberSource(ModelDrafter(table(2), VOCAB)), "recycling": RecyclingSource(VOCAB)}
+    drafter = SearchDrafter(members, width=width)
+    seen, stats = play(make_rule(rule), Case(rule, nodes=5), reuse=True, drafter=drafter)
+    assert p_value(seen, enumerate_law(table(1), {})) > 0.001
+    assert min(stats.by_member[name][1] for name in members) > 100
 
 
 class WithoutResidual(Ratio):

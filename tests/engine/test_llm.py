@@ -363,7 +363,7 @@ def test_the_largest_seed_is_fine(llm: LLM) -> None:
 # Bad engines
 
 BAD_ENGINES: dict[str, tuple[dict[str, Any], str]] = {
-    "drafter": ({"drafter": "eagel"}, "drafter 'eagel' is not one of none, ngram, suffix, recycling, model, auto"),
+    "drafter": ({"drafter": "eagel"}, "drafter 'eagel' is not one of none, ngram, suffix, recycling, prediction, "),
     "no draft model": ({"drafter": "model"}, "drafter 'model' needs draft_model"),
     "rule": ({"rule": "rejection"}, "no rule 'rejection': choose one of match, ratio, block"),
     "dtype": ({"dtype": "fp8"}, "dtype 'fp8' is not one of auto, bfloat16"),
