@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -33,6 +34,19 @@ class PromptOptions:
     token_ids: Annotated[
         bool, typer.Option("--token-ids", help="The prompt is token ids with spaces or commas between them.")
     ] = False
+    prediction: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A text that the answer will be much like, such as the file to change."),
+    ] = None
+
+    def predicted(self) -> str | None:
+        """The text of --prediction."""
+        if self.prediction is None:
+            return None
+        try:
+            return self.prediction.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"--prediction: {self.prediction} cannot be read as text ({error})") from error
 
     def encoded(self, llm: LLM) -> Prompt:
         """The prompt for `llm`; ValueError if the model cannot take it so."""
@@ -78,6 +92,7 @@ def command(prompt: PromptOptions, model: ModelOptions, sampling: SamplingOption
       foretell generate --raw "Once upon a time" --max-tokens 64 --seed 7 --stats
       cat article.txt | foretell generate - --system "Summarize in one sentence."
       foretell generate "Hello" --model ./llama.gguf --draft-model ./small.gguf --draft-tokens 5
+      foretell generate "Print main.py with tabs for spaces" --prediction main.py
       foretell generate "Hello" --json --logprobs 2 | jq .stats
 
     \b
@@ -88,7 +103,7 @@ def command(prompt: PromptOptions, model: ModelOptions, sampling: SamplingOption
     """
     if output.logprobs is not None and not output.json:
         raise ValueError("--logprobs needs --json: they are not part of the text")
-    chosen = sampling.sampling(logprobs=output.logprobs)
+    chosen = sampling.sampling(logprobs=output.logprobs, prediction=prompt.predicted())
     llm = load(model)
     tokens = prompt.encoded(llm)
     with Interrupt() as interrupt:

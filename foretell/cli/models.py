@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from foretell.cli import report
+from foretell.cli import exits, report
 from foretell.cli.command import Command, help_alone, verb
 from foretell.cli.options import DEFAULT_MODEL
 from foretell.cli.terminal import fetch, progress
@@ -132,6 +132,9 @@ def warm(
         say(f"loading {name}")
         llm = LLM(name, drafter="suffix+recycling", dtype=dtype)
         llm.warm(lambda done, total: say(f"{done} of {total}"), texts=texts)
+
+
+app.command("exits", cls=Command)(exits.command)
 
 
 def _facts(name: str, dtype: str) -> dict[str, Any]:

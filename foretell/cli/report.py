@@ -53,6 +53,9 @@ def _stats_table(run: Run, llm: LLM) -> Table:
     table.add_row("alpha (accepted / drafted)", f"{stats.acceptance_rate:.3f}")
     table.add_row("E (tokens per forward, bonus included)", f"{stats.tokens_per_round:.3f}")
     table.add_row("accepted by depth", by_depth(stats))
+    if len(stats.by_member) > 1:
+        named = (f"{name} {accepted} of {drafted}" for name, (drafted, accepted) in stats.by_member.items())
+        table.add_row("accepted by member", ", ".join(named))
     table.add_row("draft", f"{1000 * stats.draft_s:.1f} ms")
     table.add_row("verify", f"{1000 * stats.verify_s:.1f} ms")
     table.add_row("prefill", f"{1000 * run.prefill_s:.1f} ms")

@@ -114,6 +114,19 @@ def test_compare_exits_1_if_promised_tokens_differ(tiny: Path, monkeypatch: pyte
     assert result.exit_code == 0 and "keeps the distribution" in result.stderr
 
 
+def test_a_prediction(tiny: Path, tmp_path: Path) -> None:
+    common = ("generate", "hello", "-m", tiny, "--temperature", 0, "-n", 40, "--ignore-eos", "--json")
+    plain = json.loads(foretell(*common, "--drafter", "none").stdout)
+    file = tmp_path / "expected.txt"
+    file.write_text("some text that is not the answer")
+    done = json.loads(foretell(*common, "--prediction", file).stdout)
+    assert done["token_ids"] == plain["token_ids"] and done["stats"]["by_member"]["prediction"][0] > 0
+    missing = foretell(*common, "--prediction", tmp_path / "nothing.txt")
+    assert missing.exit_code == 2 and "--prediction: " in missing.stderr and missing.stderr.count("\n") == 1
+    wrong = foretell(*common, "--prediction", file, "--drafter", "ngram")
+    assert wrong.exit_code == 2 and "needs drafter 'prediction'" in wrong.stderr
+
+
 def test_compare_of_a_single_token(tiny: Path) -> None:
     result = foretell("generate", "abc", "-m", tiny, "-n", 1, "--compare")
     assert result.exit_code == 0 and "identical" in result.stderr

@@ -53,3 +53,12 @@ def test_show(tiny: Path) -> None:
 def test_show_of_nothing(tmp_path: Path) -> None:
     result = foretell("models", "show", tmp_path)
     assert result.exit_code == 2 and "has no config.json" in result.stderr
+
+
+def test_warm(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORETELL_CACHE", str(tmp_path))
+    result = foretell("models", "warm", tiny, "--texts", 3)
+    assert result.exit_code == 0, result.stderr
+    assert {file.name for file in tmp_path.glob("models/*/*")} == {"past.npz", "successors.npz"}
+    refused = foretell("models", "warm", tiny, "--texts", -1)
+    assert refused.exit_code == 2 and "texts must be" in refused.stderr

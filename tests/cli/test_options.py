@@ -50,7 +50,12 @@ def test_help_names_methods_and_rules() -> None:
 
 def test_options_are_the_fields() -> None:
     names = {field.name for field in dataclasses.fields(SamplingOptions)}
-    given_otherwise = {"logprobs", "draft_tokens"}  # an option of `generate`, and the model's own
+    given_otherwise = {
+        "logprobs",
+        "draft_tokens",
+        "prediction",
+        "private",
+    }  # of `generate`, of the model, by code alone
     assert names == {field.name for field in dataclasses.fields(Sampling)} - given_otherwise
     for group in (SamplingOptions, Sampling):
         assert {f.name: f.default for f in dataclasses.fields(group) if f.name == "max_tokens"} == {"max_tokens": 256}
