@@ -17,6 +17,7 @@ from foretell.cli.command import fail, verb
 from foretell.cli.options import ModelOptions, SamplingOptions
 from foretell.cli.terminal import LEGEND, Interrupt, Writer, colours, load, progress
 from foretell.engine.llm import LLM, Prompt
+from foretell.models.files import read_text
 from foretell.types import Sampling
 
 
@@ -41,12 +42,10 @@ class PromptOptions:
 
     def predicted(self) -> str | None:
         """The text of --prediction."""
-        if self.prediction is None:
-            return None
         try:
-            return self.prediction.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"--prediction: {self.prediction} cannot be read as text ({error})") from error
+            return None if self.prediction is None else read_text(self.prediction)
+        except ValueError as error:
+            raise ValueError(f"--prediction: {error}") from error
 
     def encoded(self, llm: LLM) -> Prompt:
         """The prompt for `llm`; ValueError if the model cannot take it so."""

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
 
+from foretell.models.files import replacing
+
 
 def write_arrays(path: Path, **arrays: np.ndarray) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        fresh = Path(scratch) / path.name
-        with fresh.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        os.replace(fresh, path)
+    with replacing(path) as fresh, fresh.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def read_arrays(path: Path, *names: str) -> dict[str, np.ndarray] | None:

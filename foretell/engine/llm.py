@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from foretell import drafters
-from foretell.drafters.base import Drafter
+from foretell.drafters.base import Drafter, Progress
 from foretell.engine.loop import Engine
 from foretell.engine.request import Completion, Event, Request
-from foretell.engine.texts import Progress, write
+from foretell.engine.texts import write
 from foretell.kv.cache import Cache
 from foretell.machine import cache_folder, free_memory
 from foretell.models.open import Opened, open_model, whole
@@ -94,11 +94,17 @@ class LLM:
         self.engine = Engine(self.target, cache, drafter, verifier, planner, max_batch=max_batch)
         self._ids = itertools.count()
 
-    def generate(self, prompts: Prompt | Sequence[Prompt], sampling: Samplings = None) -> list[Completion]:
-        """Complete one prompt or several, each a text or token ids; sampling: one for all, or one each."""
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: Samplings = None,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> list[Completion]:
+        """Complete one prompt or several, each a text or token ids; sampling: one for all, or one each. progress is
+        told after every step how many are complete."""
         many = _prompts(prompts)
         requests = [self._request(p, s) for p, s in zip(many, _samplings(sampling, len(many)), strict=True)]
-        return self._run(requests)
+        return self._run(requests, progress)
 
     def chat(
         self, conversations: Sequence[Message] | Sequence[Sequence[Message]], sampling: Samplings = None
@@ -161,12 +167,13 @@ class LLM:
     def cancel(self, request: Request) -> None:
         self.engine.remove(request)
 
-    def _run(self, requests: Sequence[Request]) -> list[Completion]:
+    def _run(self, requests: Sequence[Request], progress: Callable[[int], None]) -> list[Completion]:
         for request in requests:
             self.engine.add(request)
         try:
             while any(request.finish_reason is None for request in requests):
                 self.step()
+                progress(sum(request.finish_reason is not None for request in requests))
         finally:
             for request in requests:
                 self.engine.remove(request)

@@ -6,18 +6,15 @@ arXiv 2406.08464), and then answers what it made up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from foretell.engine.request import Completion
+from foretell.drafters.base import Progress
 from foretell.types import Sampling
 
 if TYPE_CHECKING:
     from foretell.engine.llm import LLM
 
 QUESTION, ANSWER = 60, 128  # tokens at most
-
-Progress = Callable[[int, int], None]
 
 
 def opening(llm: LLM) -> list[int]:
@@ -37,24 +34,11 @@ def write(llm: LLM, count: int, progress: Progress = lambda done, total: None) -
     asking = [
         Sampling(temperature=1.0, seed=i, max_tokens=QUESTION, draft_tokens=0, private=True) for i in range(count)
     ]
-    asked = _run(llm, [start] * count, asking, lambda done: progress(done, 2 * count))
+    asked = llm.generate([start] * count, asking, lambda done: progress(done, 2 * count))
     questions = [done.text for done in asked if done.finish_reason == "stop" and done.text.strip()]
     encoded = (llm.encode_chat([{"role": "user", "content": question}]) for question in questions)
     prompts = [prompt for prompt in encoded if len(prompt) < llm.max_context]
     answering = [Sampling(temperature=0.0, max_tokens=ANSWER, draft_tokens=0)] * len(prompts)
     settled = 2 * count - len(prompts)  # a question without an end needs no answer
-    _run(llm, prompts, answering, lambda done: progress(settled + done, 2 * count))
-
-
-def _run(
-    llm: LLM, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling], progress: Callable[[int], None]
-) -> list[Completion]:
-    requests = [llm.submit(prompt, sampling) for prompt, sampling in zip(prompts, samplings, strict=True)]
-    try:
-        while any(request.finish_reason is None for request in requests):
-            llm.step()
-            progress(sum(request.finish_reason is not None for request in requests))
-    finally:
-        for request in requests:
-            llm.cancel(request)
-    return [request.completion() for request in requests]
+    if prompts:
+        llm.generate(prompts, answering, lambda done: progress(settled + done, 2 * count))

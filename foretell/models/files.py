@@ -1,11 +1,12 @@
-"""Small text files, with errors that name the file."""
+"""Small text files, with errors that name the file; and files that are written whole or not at all."""
 
 from __future__ import annotations
 
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,16 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Written whole or not at all; its folder is made."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Where to write what then becomes `path`: the file is there whole or not at all. Its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         fresh = Path(scratch) / path.name
-        fresh.write_text(json.dumps(value), encoding="utf-8")
+        yield fresh
         os.replace(fresh, path)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    with replacing(path) as fresh:
+        fresh.write_text(json.dumps(value), encoding="utf-8")
