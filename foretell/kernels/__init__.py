@@ -20,7 +20,17 @@ from pathlib import Path
 from foretell.machine import cache_folder
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-FLAGS = ("-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-pthread", "-ffp-contract=off")
+PARTS = sorted(SOURCE.parent.glob("*.hpp"))  # which it includes
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=c++20",
+    "-shared",
+    "-fPIC",
+    "-pthread",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+)
 
 _I32, _I64, _F32, _PTR = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
@@ -28,18 +38,19 @@ SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "ft_lanes": (_I32, ()),
     "ft_pool_new": (_PTR, (_I32,)),
     "ft_pool_free": (None, (_PTR,)),
-    "ft_linear": (None, (_PTR, _PTR, _I64, _I64, _PTR, _I32, _I64, _I64, _PTR, _PTR, _PTR, _I64)),
-    "ft_embed": (None, (_PTR, _I32, _PTR, _I64, _I64, _PTR)),
+    "ft_layers": (None, (_PTR, _PTR, _I64, _PTR, _PTR)),
+    "ft_linear": (None, (_PTR, _PTR, _I64, _I64, _PTR, _I32, _I64, _I64, _PTR, _PTR, _PTR, _PTR)),
+    "ft_embed": (None, (_PTR, _I32, _PTR, _PTR, _I64, _I64, _PTR)),
     "ft_norm": (None, (_PTR, _PTR, _I64, _I64, _PTR, _F32, _PTR)),
     "ft_rope_write": (
         None,
-        (_PTR, _PTR, _I64, _I64, _PTR, _PTR, _I64, _I64, _I64, _PTR, _PTR, _PTR, _PTR, _F32, _PTR, _PTR, _I32),
+        (_PTR, _PTR, _I64, _I64, _PTR, _PTR, _I64, _I64, _I64, _PTR, _PTR, _PTR, _PTR, _F32, _PTR, _PTR) + (_I64, _I32),
     ),
     "ft_paths": (_I64, (_PTR, _I64, _PTR, _PTR, _PTR, _PTR, _PTR, _PTR, _PTR)),
     "ft_attend": (
         None,
         (_PTR, _PTR, _I64, _PTR, _I64, _I64, _I64, _I64, _I64, _PTR, _PTR, _I64, _PTR, _PTR, _PTR, _PTR)
-        + (_I64, _F32, _PTR, _PTR, _I32),
+        + (_I64, _F32, _PTR, _PTR, _I64, _I32),
     ),
     "ft_swiglu": (None, (_PTR, _PTR, _I64, _I64, _PTR)),
     "ft_top": (None, (_PTR, _I64, _I64, _I64, _PTR)),
@@ -71,7 +82,8 @@ def _reason(error: Exception) -> str:
 def _built(compiler: str) -> Path:
     """The path of the library for this source, compiler and processor."""
     digest = hashlib.sha256()
-    for part in (SOURCE.read_bytes(), compiler.encode(), " ".join(FLAGS).encode(), _processor()):
+    sources = [path.read_bytes() for path in (SOURCE, *PARTS)]
+    for part in (*sources, compiler.encode(), " ".join(FLAGS).encode(), _processor()):
         digest.update(part + b"\0")
     folder = cache_folder() / "kernels"
     path = folder / f"{digest.hexdigest()[:20]}.so"

@@ -47,11 +47,12 @@ class Cache:
         self._prefix = PrefixPages() if reuse else None
 
     def add_plane(self, name: str, layers: int, heads: int, head_dim: int, dtype: torch.dtype) -> Plane:
-        """A new plane over all slots. Memory is touched only where it is written."""
-        shape = (layers, self.slots, heads, head_dim)
-        plane = Plane(
-            torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype), np.zeros(self.slots, dtype=np.bool_)
-        )
+        """A new plane over all slots. Memory is touched only where it is written.
+
+        In memory the slots of a head lie side by side: attention reads them head by head."""
+        shape = (layers, heads, self.slots, head_dim)
+        k, v = (torch.empty(shape, dtype=dtype).transpose(1, 2) for _ in range(2))
+        plane = Plane(k, v, np.zeros(self.slots, dtype=np.bool_))
         self.planes[name] = plane
         return plane
 

@@ -7,7 +7,6 @@ committed tokens and to its own path, so the same code runs a prompt chunk, a lo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,25 +14,8 @@ from torch import Tensor
 from foretell.kv.cache import Cache, Plane
 from foretell.models.base import layers_to_run
 from foretell.models.config import ModelConfig, inverse_frequencies
-from foretell.models.ops import AttentionSpec, Ops
+from foretell.models.ops import AttentionSpec, Layer, Ops
 from foretell.types import Output, Rows
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One decoder layer's weights, packed for its ops."""
-
-    input_norm: Tensor
-    qkv: object  # [(heads + 2 kv_heads) * dim, H]
-    qkv_bias: Tensor | None
-    o: object  # [H, heads * dim]
-    o_bias: Tensor | None
-    post_norm: Tensor
-    gate_up: object  # [2 I, H]
-    gate_up_bias: Tensor | None
-    down: object  # [H, I]
-    down_bias: Tensor | None
-    attention: AttentionSpec
 
 
 class LlamaModel:
@@ -79,6 +61,7 @@ class LlamaModel:
         head_norms = (norm("self_attn.q_norm"), norm("self_attn.k_norm")) if config.qk_norm else (None, None)
         sizes = (config.num_heads, config.num_kv_heads, config.head_dim)
         return Layer(
+            number=i,
             input_norm=norm("input_layernorm"),
             qkv=weights(*qkv),
             qkv_bias=biases(config.qkv_bias, *qkv),
@@ -112,15 +95,11 @@ class LlamaModel:
         plane.filled[rows.slots.numpy()] = len(chosen) == self.num_layers
         tapped: dict[int, Tensor] = {}
         x = ops.embed(self._embedding, rows.tokens)
-        for i in chosen:
-            layer = self._layers[i]
-            if i in taps:
-                tapped[i] = x.clone()
-            qkv = ops.linear(ops.norm(x, layer.input_norm, eps), layer.qkv, layer.qkv_bias, None)
-            ops.rope_write(qkv, i, plane, layer.attention)
-            x = ops.linear(ops.attend(qkv, i, plane, layer.attention), layer.o, layer.o_bias, x)
-            gate_up = ops.linear(ops.norm(x, layer.post_norm, eps), layer.gate_up, layer.gate_up_bias, None)
-            x = ops.linear(ops.swiglu(gate_up), layer.down, layer.down_bias, x)
+        cuts = [n for n, i in enumerate(chosen) if i in taps]
+        for first, last in zip([0, *cuts], [*cuts, len(chosen)], strict=True):
+            if first in cuts:
+                tapped[chosen[first]] = x.clone()
+            x = ops.run(x, [self._layers[i] for i in chosen[first:last]], plane)
         if len(self._layers) in taps:
             tapped[len(self._layers)] = x.clone()
         x = x[rows.want]

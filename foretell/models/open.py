@@ -24,6 +24,7 @@ DTYPES = {
     "float16": torch.float16,
     "float32": torch.float32,
     "float64": torch.float64,
+    "int8": torch.int8,  # weights only, a scale for each output channel
 }
 
 
@@ -62,6 +63,8 @@ def open_model(
     if config is None:
         if backend == "native":
             raise ValueError(f"{checkpoint.folder_or_file}: the native kernels cannot run this architecture")
+        if dtype == "int8":
+            raise ValueError(f"{checkpoint.folder_or_file}: this architecture runs through transformers, without int8")
         other = HFModel(checkpoint, DTYPES.get(dtype), threads=threads, max_context=max_context)
         return Opened(
             other, text, name, _digest([str(checkpoint.hf_config).encode(), dtype.encode(), *_sizes(checkpoint)])

@@ -8,7 +8,8 @@ of position (design, section 3) and works through them in tiles of `KEYS`, whose
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,37 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foretell.kv.cache import Cache, Plane
+from foretell.models.quantise import quantise
 from foretell.types import Rows
 
 ROWS = 16  # rows of every product with a weight
 KEYS = 64  # keys of every product of attention
 ELEMENTS = 32767  # PyTorch cuts larger elementwise work between threads, anywhere, and computes at a cut differently
-
-
-class Ops(Protocol):
-    """x and results are [R, width] in `dtype`; a weight is whatever `pack` made of an [out, in] matrix."""
-
-    dtype: torch.dtype
-    cache_dtype: torch.dtype
-    backend: str
-
-    def pack(self, weight: Tensor) -> object: ...
-    def vector(self, values: Tensor) -> Tensor: ...
-    def start(self, rows: Rows, cache: Cache) -> None:
-        """Prepare what all layers of one forward share."""
-        ...
-
-    def embed(self, weight: object, tokens: Tensor) -> Tensor: ...
-    def linear(self, x: Tensor, weight: object, bias: Tensor | None, residual: Tensor | None) -> Tensor: ...
-    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
-    def rope_write(self, qkv: Tensor, layer: int, plane: Plane, spec: AttentionSpec) -> None:
-        """Turn q and k of qkv [R, (heads + 2 kv_heads) * dim] by their positions, in place; store k and v."""
-        ...
-
-    def attend(self, qkv: Tensor, layer: int, plane: Plane, spec: AttentionSpec) -> Tensor: ...
-    def swiglu(self, x: Tensor) -> Tensor:
-        """x: [R, 2 I], gate then up -> [R, I]."""
-        ...
 
 
 class AttentionSpec:
@@ -71,19 +47,97 @@ class AttentionSpec:
         self.scale = dim**-0.5
 
 
-class TorchOps:
-    """Activations in the weights' dtype; softmax, norms and rope in float32 (float64 for a float64 model)."""
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer's weights, packed for its ops."""
+
+    number: int  # in the model, and of its keys and values in the cache
+    input_norm: Tensor
+    qkv: object  # [(heads + 2 kv_heads) * dim, H]
+    qkv_bias: Tensor | None
+    o: object  # [H, heads * dim]
+    o_bias: Tensor | None
+    post_norm: Tensor
+    gate_up: object  # [2 I, H]
+    gate_up_bias: Tensor | None
+    down: object  # [H, I]
+    down_bias: Tensor | None
+    attention: AttentionSpec
+
+
+class Ops:
+    """x and results are [R, width] in `dtype`; a weight is whatever `pack` made of an [out, in] matrix."""
+
+    dtype: torch.dtype
+    cache_dtype: torch.dtype
+    backend: str
+
+    def pack(self, weight: Tensor) -> object:
+        raise NotImplementedError
+
+    def vector(self, values: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def start(self, rows: Rows, cache: Cache) -> None:
+        """Prepare what all layers of one forward share."""
+        raise NotImplementedError
+
+    def embed(self, weight: object, tokens: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def linear(self, x: Tensor, weight: object, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        raise NotImplementedError
+
+    def rope_write(self, qkv: Tensor, layer: int, plane: Plane, spec: AttentionSpec) -> None:
+        """Turn q and k of qkv [R, (heads + 2 kv_heads) * dim] by their positions, in place; store k and v."""
+        raise NotImplementedError
+
+    def attend(self, qkv: Tensor, layer: int, plane: Plane, spec: AttentionSpec) -> Tensor:
+        raise NotImplementedError
+
+    def swiglu(self, x: Tensor) -> Tensor:
+        """x: [R, 2 I], gate then up -> [R, I]."""
+        raise NotImplementedError
+
+    def run(self, x: Tensor, layers: Sequence[Layer], plane: Plane) -> Tensor:
+        """Decoder layers in turn; x: [R, H], which may be overwritten."""
+        for layer in layers:
+            i, spec = layer.number, layer.attention
+            qkv = self.linear(self.norm(x, layer.input_norm, spec.eps), layer.qkv, layer.qkv_bias, None)
+            self.rope_write(qkv, i, plane, spec)
+            x = self.linear(self.attend(qkv, i, plane, spec), layer.o, layer.o_bias, x)
+            gate_up = self.linear(self.norm(x, layer.post_norm, spec.eps), layer.gate_up, layer.gate_up_bias, None)
+            x = self.linear(self.swiglu(gate_up), layer.down, layer.down_bias, x)
+        return x
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """A weight that is widened where it is used."""
+
+    values: Tensor  # int8 [out, in]
+    scales: Tensor  # float32 [out]
+
+
+class TorchOps(Ops):
+    """Activations in the weights' dtype, float32 for int8; softmax, norms and rope in float32 (float64 for a float64
+    model)."""
 
     backend = "torch"
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = self.cache_dtype = dtype
+        self._int8 = dtype == torch.int8
+        self.dtype = torch.float32 if self._int8 else dtype
+        self.cache_dtype = torch.bfloat16 if self._int8 else dtype
         self.wide = torch.float64 if dtype == torch.float64 else torch.float32
         self._rows: Rows
         self._keys = self._lengths = torch.empty(0)
 
-    def pack(self, weight: Tensor) -> Tensor:
-        return weight.to(self.dtype).contiguous()
+    def pack(self, weight: Tensor) -> Tensor | Quantised:
+        return Quantised(*quantise(weight)) if self._int8 else weight.to(self.dtype).contiguous()
 
     def vector(self, values: Tensor) -> Tensor:
         return values.to(self.dtype)
@@ -100,10 +154,14 @@ class TorchOps:
         self._keys = torch.from_numpy(padded)  # [R, T]
 
     def embed(self, weight: object, tokens: Tensor) -> Tensor:
+        if isinstance(weight, Quantised):
+            return weight.values[tokens].to(self.dtype) * weight.scales[tokens, None]
         assert isinstance(weight, Tensor)
         return weight[tokens]
 
     def linear(self, x: Tensor, weight: object, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+        if isinstance(weight, Quantised):
+            weight = weight.values.to(self.dtype) * weight.scales[:, None]
         assert isinstance(weight, Tensor)
         rows = x.shape[0]
         padded = F.pad(x, (0, 0, 0, -rows % ROWS))
@@ -126,8 +184,8 @@ class TorchOps:
         sin = spec.sin[rows.positions].to(self.wide)[:, None]
         u, v = turned.to(self.wide).chunk(2, dim=-1)
         turned.copy_(torch.cat([u * cos - v * sin, v * cos + u * sin], dim=-1))
-        plane.k[layer][rows.slots] = parts[:, spec.heads : spec.heads + spec.kv_heads]
-        plane.v[layer][rows.slots] = parts[:, spec.heads + spec.kv_heads :]
+        keys, values = parts[:, spec.heads :].to(self.cache_dtype).chunk(2, dim=1)
+        plane.k[layer][rows.slots], plane.v[layer][rows.slots] = keys, values
 
     def attend(self, qkv: Tensor, layer: int, plane: Plane, spec: AttentionSpec) -> Tensor:
         q = qkv[:, : spec.heads * spec.dim].view(len(qkv), spec.kv_heads, 1, -1, spec.dim).to(self.wide) * spec.scale

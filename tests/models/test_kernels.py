@@ -21,7 +21,9 @@ from foretell.models.check import rows_are_independent
 from foretell.models.native import NativeOps, Pool, supported
 from foretell.models.open import open_model
 from foretell.models.ops import AttentionSpec, Ops, TorchOps, key_slots
+from foretell.models.quantise import quantise
 from foretell.types import Rows
+from tests.models.drive import Driver, random_llama
 from tests.models.test_architectures import save
 
 BUILT = kernels.library()
@@ -87,6 +89,85 @@ def test_embed(dtype: torch.dtype) -> None:
         weight = randn(vocabulary, 40).to(dtype).float()
         tokens = torch.arange(vocabulary).flip(0)
         assert torch.equal(ops.embed(ops.pack(weight), tokens), weight[tokens])
+
+
+# int8
+
+
+def int8_product(x: Tensor, weight: Tensor) -> Tensor:
+    """The product with the weight that int8 stands for, in float64."""
+    values, scales = quantise(weight)
+    return (x.double() @ (values.double() * scales.double()[:, None]).T).float()
+
+
+@pytest.mark.parametrize("inputs", [1, 2, 7, 8, 37, 256, 257, 576, 1024 + 15])
+@pytest.mark.parametrize("outputs", [1, 16, 33, 130])
+def test_int8_linear(pool: Pool, outputs: int, inputs: int) -> None:
+    ops = NativeOps(torch.int8, None, pool)
+    weight, bias = randn(outputs, inputs), randn(outputs, seed=1)
+    packed = ops.pack(weight)
+    x, residual = randn(20, inputs, seed=2), randn(20, outputs, seed=3)
+    x *= 10 ** randn(20, 1, seed=4)  # rows of very different size
+    wanted = int8_product(x, weight)
+    size = x.abs().amax(1, keepdim=True) * weight.abs().max() * inputs**0.5  # what rounding errors are relative to
+    assert ((ops.linear(x, packed, None, None) - wanted).abs() <= 3e-5 * size).all()
+    found = ops.linear(x, packed, bias, residual.clone())
+    assert ((found - (wanted + bias + residual)).abs() <= 3e-5 * size + 1e-5).all()
+
+
+@pytest.mark.parametrize("inputs", [37, 600])
+def test_int8_rows_are_independent(pool: Pool, inputs: int) -> None:
+    ops = NativeOps(torch.int8, None, pool)
+    packed, x = ops.pack(randn(100, inputs)), randn(33, inputs, seed=2)
+    whole = ops.linear(x, packed, None, None).clone()
+    for rows in range(1, 33):
+        assert torch.equal(ops.linear(x[:rows], packed, None, None), whole[:rows])
+        assert torch.equal(ops.linear(x[rows:], packed, None, None), whole[rows:])
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("at", [0, 299])
+def test_int8_spreads_what_is_not_finite(wrong: float, at: int) -> None:
+    ops = NativeOps(torch.int8, 1)
+    x = randn(2, 300)
+    x[1, at] = wrong
+    found = ops.linear(x, ops.pack(randn(20, 300)), None, None)
+    assert found[0].isfinite().all() and found[1].isnan().all()
+
+
+def test_int8_of_nothing_but_zeros_and_of_a_weight_out_of_range() -> None:
+    ops = NativeOps(torch.int8, 1)
+    assert (ops.linear(torch.zeros(3, 40), ops.pack(randn(20, 40)), None, None) == 0).all()
+    assert (ops.linear(randn(3, 40), ops.pack(torch.zeros(20, 40)), None, None) == 0).all()
+    with pytest.raises(ValueError, match="not finite"):
+        ops.pack(torch.tensor([[1.0, float("nan")]]))
+
+
+def test_int8_embed() -> None:
+    ops = NativeOps(torch.int8, 1)
+    for vocabulary, width in ((1, 3), (16, 40), (100, 41)):
+        weight = randn(vocabulary, width)
+        values, scales = quantise(weight)
+        tokens = torch.arange(vocabulary).flip(0)
+        assert torch.equal(ops.embed(ops.pack(weight), tokens), (values * scales[:, None])[tokens])
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
+def test_layers_in_one_call(dtype: torch.dtype) -> None:
+    """The same bits as operation by operation, and the logits that the PyTorch operations find."""
+    logits = []
+    for ops in (NativeOps(dtype, 2), OneByOne(dtype, 2), TorchOps(torch.float32 if dtype != torch.int8 else dtype)):
+        driver = Driver(random_llama(ops, "Qwen3ForCausalLM", num_hidden_layers=2))
+        logits.append(driver.prefill(range(60), [60])[1].float())
+    assert torch.equal(logits[0], logits[1])
+    error = (logits[0] - logits[2]).norm() / logits[2].norm()
+    assert error < {torch.float32: 1e-5, torch.bfloat16: 0.02, torch.int8: 0.02}[dtype]
+
+
+class OneByOne(NativeOps):
+    """Without the call that runs whole layers."""
+
+    run = Ops.run
 
 
 @pytest.mark.parametrize("width", [3, 8, 64, 100, 576])

@@ -42,7 +42,7 @@ def place(target: Target) -> tuple[Cache, Seq]:
 
 def made_of(model: LlamaModel, layers: Sequence[int]) -> LlamaModel:
     made = copy.copy(model)
-    made._layers = [model._layers[i] for i in layers]
+    made._layers = [replace(model._layers[i], number=n) for n, i in enumerate(layers)]
     made.num_layers, made.config = len(layers), replace(model.config, num_layers=len(layers))
     return made
 
