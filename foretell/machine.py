@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 
@@ -13,6 +14,16 @@ def cache_folder() -> Path:
         return Path(own).expanduser()
     shared = os.environ.get("XDG_CACHE_HOME")
     return (Path(shared).expanduser() if shared else Path.home() / ".cache") / "foretell"
+
+
+def processor() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
 
 
 def cores() -> int:

@@ -48,8 +48,9 @@ class Scheduler:
         chunks = self._chunks()
         order = [seq for seq in self.running if seq.id in chunks]
         decoding = [seq for seq in order if seq.cached + chunks[seq.id] == len(seq.tokens)]
-        budgets = dict(zip((s.id for s in decoding), planner.budgets(decoding), strict=True))
-        spare = self.room.available - sum(chunks[seq.id] for seq in order)
+        rows = sum(chunks[seq.id] for seq in order)
+        budgets = dict(zip((s.id for s in decoding), planner.budgets(decoding, rows), strict=True))
+        spare = self.room.available - rows
         for seq in decoding:  # drafts have what the tokens themselves leave, so no one is preempted for a draft
             budgets[seq.id] = max(0, min(budgets[seq.id], spare))
             spare -= budgets[seq.id]

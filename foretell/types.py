@@ -159,14 +159,17 @@ class Drafts:
     parents: Tensor  # int32 [N]  index within the request; -1 is the root; parents[i] < i
     drawn: Drawn | None = None
     riders: Tensor | None = None  # int32 [B]  None: nobody has any
+    worth: Tensor | None = None  # float32 [N]  the drafter's own chances of its nodes, likeliest first in each tree
 
     @staticmethod
     def pack(
         trees: Sequence[tuple[Sequence[int], Sequence[int]]],
         drawn: Drawn | None = None,
         riders: Sequence[int] | None = None,
+        worth: Sequence[float] | None = None,
     ) -> Drafts:
-        """From one (tokens, parents) pair per request, its riders last; riders: how many each has, None is none."""
+        """From one (tokens, parents) pair per request, its riders last; riders: how many each has, None is none;
+        worth: of all nodes in turn."""
         indptr = [0]
         tokens: list[int] = []
         parents: list[int] = []
@@ -180,6 +183,7 @@ class Drafts:
             torch.tensor(parents, dtype=torch.int32),
             drawn,
             torch.tensor(riders, dtype=torch.int32) if riders is not None and any(riders) else None,
+            None if worth is None else torch.tensor(worth, dtype=torch.float32),
         )
 
     @staticmethod
@@ -191,6 +195,15 @@ class Drafts:
         """The inverse of `pack`: Python lists for code that walks."""
         ends, tokens, parents = self.indptr.tolist(), self.tokens.tolist(), self.parents.tolist()
         return [(tokens[a:b], parents[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+
+    def first(self, counts: Sequence[int]) -> Drafts:
+        """Each request's first nodes alone, so many; for drafts that were not drawn, without riders."""
+        assert self.drawn is None and self.riders is None, "a draw must not be taken back"
+        trees = [(tokens[:n], parents[:n]) for (tokens, parents), n in zip(self.trees(), counts, strict=True)]
+        if self.worth is None:
+            return Drafts.pack(trees)
+        worth, starts = self.worth.tolist(), self.indptr.tolist()
+        return Drafts.pack(trees, worth=[w for a, n in zip(starts, counts, strict=False) for w in worth[a : a + n]])
 
     def ridden(self) -> list[int]:
         """How many riders each request has."""
@@ -349,13 +362,50 @@ class Plan:
         return [i for i, seq in enumerate(self.seqs) if seq.cached + self.chunks[i] == len(seq.tokens)]
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a step came to: for the planner, and for the figures."""
+
+    seqs: Sequence[Seq]  # verified in it; committed by now
+    asked: Sequence[int]  # [B]  nodes they had room for
+    drafted: Sequence[int]  # [B]  nodes, and riders, that were proposed
+    drafts: Drafts  # the nodes that were verified
+    verdict: Verdict
+    rows: int  # of the forward, prompt chunks and riders included
+    context: float  # tokens that a row saw, on average
+    clock: tuple[float, float, float, float, float]  # started, drafted, computed, verified, all done; in seconds
+
+    @property
+    def draft_s(self) -> float:
+        return self.clock[1] - self.clock[0]
+
+    @property
+    def forward_s(self) -> float:
+        return self.clock[2] - self.clock[1]
+
+    @property
+    def verify_s(self) -> float:
+        return self.clock[3] - self.clock[2]
+
+    @property
+    def total_s(self) -> float:
+        return self.clock[4] - self.clock[0]
+
+
 class Planner(Protocol):
-    """Decides how much to draft, from earlier rounds only."""
+    """Decides how much to draft, from earlier rounds, the drafts themselves and the clock.
 
-    def budgets(self, seqs: Sequence[Seq]) -> list[int]:
-        """How many draft nodes each request may have in this step."""
+    prices: what the drafter is told before it drafts, see `Drafter.prices`.
+    """
+
+    prices: Sequence[float]
+
+    def budgets(self, seqs: Sequence[Seq], rows: int) -> list[int]:
+        """How many draft nodes each request may have in this step, which has so many rows without any."""
         ...
 
-    def observe(self, seqs: Sequence[Seq], drafts: Drafts, verdict: Verdict) -> None:
-        """seqs: those verified, in the order of drafts and verdict."""
+    def trim(self, seqs: Sequence[Seq], drafts: Drafts) -> Drafts:
+        """The drafts less what does not pay; seqs: theirs."""
         ...
+
+    def observe(self, round: Round) -> None: ...

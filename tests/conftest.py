@@ -19,7 +19,7 @@ from foretell.models.load import tensor_shapes
 from foretell.models.ops import TorchOps
 from foretell.models.table import TableTarget
 from foretell.planner.fixed import FixedPlanner
-from foretell.types import Drafts, Draw, Planner, Sampling, Seq, Verdict
+from foretell.types import Drafts, Draw, Planner, Sampling, Seq
 from foretell.verify import make_rule
 
 VOCAB = 24
@@ -133,17 +133,21 @@ class HostileDrafter(RandomDrafter):
         return tokens[:budget], parents[:budget]
 
 
-class RandomPlanner(Planner):
-    """Another budget for every request in every step."""
+class RandomPlanner(FixedPlanner):
+    """Another budget for every request in every step, and of what may be trimmed another part."""
 
     def __init__(self, most: int, max_context: int, seed: int = 0) -> None:
-        self.fixed, self.random = FixedPlanner(most, max_context), random.Random(seed)
+        super().__init__(most, max_context)
+        self.random = random.Random(seed)
 
-    def budgets(self, seqs: Sequence[Seq]) -> list[int]:
-        return [self.random.randint(0, n) for n in self.fixed.budgets(seqs)]
+    def budgets(self, seqs: Sequence[Seq], rows: int) -> list[int]:
+        self.prices = [self.random.random() / 10 for _ in range(self.random.randint(0, 5))]
+        return [self.random.randint(0, n) for n in super().budgets(seqs, rows)]
 
-    def observe(self, seqs: Sequence[Seq], drafts: Drafts, verdict: Verdict) -> None:
-        pass
+    def trim(self, seqs: Sequence[Seq], drafts: Drafts) -> Drafts:
+        if drafts.worth is None or drafts.riders is not None:
+            return drafts
+        return drafts.first([self.random.randint(0, n) for n in drafts.indptr.diff().tolist()])
 
 
 def make_request(id: int, prompt: Sequence[int], sampling: Sampling, target: Target) -> Request:

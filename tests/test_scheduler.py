@@ -8,23 +8,22 @@ from collections.abc import Sequence
 import pytest
 
 from foretell.kv.cache import Cache
+from foretell.planner.fixed import FixedPlanner
 from foretell.scheduler import Scheduler
-from foretell.types import Drafts, Plan, Room, Sampling, Seq, Verdict
+from foretell.types import Plan, Room, Sampling, Seq
 
 
-class Budget:
+class Budget(FixedPlanner):
     """A planner that wants the same for everyone, and notes who it was asked about."""
 
     def __init__(self, nodes: int) -> None:
+        super().__init__(nodes, 0)
         self.nodes = nodes
         self.asked: list[int] = []
 
-    def budgets(self, seqs: Sequence[Seq]) -> list[int]:
+    def budgets(self, seqs: Sequence[Seq], rows: int) -> list[int]:
         self.asked = [seq.id for seq in seqs]
         return [self.nodes] * len(seqs)
-
-    def observe(self, seqs: Sequence[Seq], drafts: Drafts, verdict: Verdict) -> None:
-        """Learns nothing."""
 
 
 class Slots:

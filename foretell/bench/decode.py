@@ -7,11 +7,9 @@ reported, with ratios of those. Speeds are of decoding: tokens after the first r
 
 from __future__ import annotations
 
-import platform
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from foretell.bench.against import Other
@@ -21,7 +19,7 @@ from foretell.bench.prompts import encoded
 from foretell.bench.run import Run, afresh, warm_up
 from foretell.engine.llm import LLM
 from foretell.engine.stats import Stats
-from foretell.machine import cores
+from foretell.machine import cores, processor
 from foretell.types import Sampling
 
 ROWS = (1, 4, 8, 16, 32)
@@ -178,13 +176,3 @@ def _rates(stats: Stats) -> dict[str, Any]:
         "drafted_by_depth": stats.drafted_by_depth,
         "accepted_by_depth": stats.accepted_by_depth,
     }
-
-
-def processor() -> str:
-    """The processor's name as the system gives it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()

@@ -19,6 +19,11 @@ class Drafter:
     draft_tokens: int = 4  # nodes a round unless the user asks for another number
     chains: bool = False  # every tree it proposes is a chain
     predicts: bool = False  # it drafts from `Seq.prediction` too
+    most: int = 16  # nodes a round that a controller may ask for
+    scored: bool = False  # its drafts have `worth`
+    # what the chance of a tree's next node must be for its row to pay, by the number of nodes there are; beyond the
+    # end, and where a planner has none, anything pays. Set by the engine before `propose`; only worth a look if scored.
+    prices: Sequence[float] = ()
 
     def attach(self, cache: Cache) -> None:
         """Called once before anything else; a drafter with keys and values adds its plane here."""

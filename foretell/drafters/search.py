@@ -151,6 +151,7 @@ class Tree:
     length: int  # of the text then
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
+    worth: list[float] = field(default_factory=list)  # chance that the target takes the node
     said: list[Sequence[Guess]] = field(default_factory=list)  # below each node that was opened, the root first
 
     def below(self, node: int, token: int) -> int | None:
@@ -176,7 +177,9 @@ class SearchDrafter(Drafter):
         self._first = list(accumulate((len(source.kinds) for source in sources.values()), initial=0))  # kind of each
         self._recent: dict[int, Recent] = {}  # request id
         self._chances = Chances(self._priors)
-        self.draft_tokens += sum(source.rows for source in sources.values())
+        rows = sum(source.rows for source in sources.values())
+        self.draft_tokens, self.most = self.draft_tokens + rows, self.most + rows
+        self.scored = rows == 0
         self._riders: dict[int, list[int]] = {}  # request id -> where each source's riders end among this round's
         self._trees: dict[int, Tree] = {}  # request id -> its last tree
         self._shares: dict[int, dict[str, tuple[int, int]]] = {}  # request id -> see `shares`
@@ -228,13 +231,14 @@ class SearchDrafter(Drafter):
             (tree.tokens + tokens, tree.parents + shifted(parents, len(tree.tokens)))
             for tree, (tokens, parents) in zip(trees, ridden, strict=True)
         ]
-        return Drafts.pack(packed, riders=counts)
+        worth = [w for tree in trees for w in tree.worth] if self.scored else None
+        return Drafts.pack(packed, riders=counts, worth=worth)
 
     def observe(self, seen: Seen) -> None:
-        for seq in seen.seqs:
+        for seq, judged in zip(seen.seqs, seen.judged, strict=True):
             tree = self._trees.pop(seq.id, None)
             if tree is not None:
-                self._learn(tree, seq)
+                self._learn(tree, seq, len(judged) - 1)
         nobody = [0] * (len(self.sources) + 1)
         ends_of = [self._riders.pop(seq.id, nobody) for seq in seen.seqs]
         for i, source in enumerate(self.sources.values()):
@@ -275,9 +279,12 @@ class SearchDrafter(Drafter):
             if not heap:
                 break
             negative, _, parent, token, path = heapq.heappop(heap)
+            if len(tree.tokens) < len(self.prices) and -negative < self.prices[len(tree.tokens)]:
+                break
             node, worth, path = len(tree.tokens), -negative, (*path, token)
             tree.tokens.append(token)
             tree.parents.append(parent)
+            tree.worth.append(worth)
             if len(tree.tokens) == budget:
                 break
         self._trees[seq.id] = tree
@@ -291,10 +298,11 @@ class SearchDrafter(Drafter):
         children = [(token, chance) for token, chance in chances.items() if chance > LEAST and token != NONE]
         return children if self.width is None else heapq.nlargest(self.width, children, key=lambda child: child[1])
 
-    def _learn(self, tree: Tree, seq: Seq) -> None:
-        """Every guess below a node on the target's path came true or did not, drafted or not."""
+    def _learn(self, tree: Tree, seq: Seq, verified: int) -> None:
+        """Every guess below a node on the target's path came true or did not, verified or not. verified: how many of
+        the tree's nodes were."""
         shares = self._shares.setdefault(seq.id, {})
-        for parent, token in zip(tree.parents, tree.tokens, strict=True):
+        for parent, token in zip(tree.parents[:verified], tree.tokens[:verified], strict=True):
             for name in self._members(tree, parent, token):
                 drafted, accepted = shares.get(name, (0, 0))
                 shares[name] = drafted + 1, accepted
@@ -305,7 +313,7 @@ class SearchDrafter(Drafter):
             if not seq.sampling.private:
                 self._chances.learn(tree.said[node + 1], token)
             child = tree.below(node, token)
-            if child is not None:
+            if child is not None and child < verified:
                 for name in self._members(tree, node, token):
                     drafted, accepted = shares[name]
                     shares[name] = drafted, accepted + 1

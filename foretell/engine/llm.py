@@ -14,13 +14,16 @@ import torch
 from foretell import drafters
 from foretell.drafters.base import Drafter, Progress
 from foretell.engine.loop import Engine
+from foretell.engine.measure import costs_of
 from foretell.engine.request import Completion, Event, Request
 from foretell.engine.texts import write
 from foretell.kv.cache import Cache
-from foretell.machine import cache_folder, free_memory
+from foretell.machine import cache_folder, cores, free_memory
 from foretell.models.open import Opened, open_model, whole
+from foretell.planner.auto import Controller
+from foretell.planner.cost import Costs
 from foretell.planner.fixed import FixedPlanner
-from foretell.types import Sampling, Seq
+from foretell.types import Planner, Sampling, Seq
 from foretell.verify import make_rule
 
 Prompt = str | Sequence[int]
@@ -35,11 +38,12 @@ class LLM:
     drafter: a method of `drafters.METHODS` ("none", "auto", "ngram", "suffix", "recycling", "prediction", "lookahead",
     "early_exit", "model"), several of them joined by "+" into one tree, or a `Drafter` object. "auto" is the best
     mixture that needs nothing more, or the draft model if there is one.
-    draft_model: a model for drafter "model", of the same vocabulary or another. draft_tokens: at most this many nodes a
-    round; "auto" is the drafter's own number. rule: how drafts are verified, "match", "ratio" or "block"; all are
-    lossless, and under "match" the tokens are those of plain decoding with the same seed. dtype: "auto", "bfloat16",
-    "float32", "float64", "float16". device: "auto" or "cpu". threads: None is all the process may use. max_context:
-    tokens of a prompt and its answer, None is the model's own limit. max_batch: requests that run at once.
+    draft_model: a model for drafter "model", of the same vocabulary or another. draft_tokens: at most this many nodes
+    a round; with "auto" a controller decides in every step how many pay here, from none on. rule: how drafts are
+    verified, "match", "ratio" or "block"; all are lossless, and under "match" the tokens are those of plain decoding
+    with the same seed. dtype: "auto", "bfloat16", "float32", "float64", "float16", "int8" (weights only). device:
+    "auto" or "cpu". threads: None is all the process may use. max_context: tokens of a prompt and its answer, None is
+    the model's own limit. max_batch: requests that run at once.
 
     ValueError, in one sentence, for whatever cannot work; nothing is computed before it.
     """
@@ -85,13 +89,12 @@ class LLM:
                 f"rule {rule!r} verifies chains, and this drafter proposes trees: use rule 'match' or 'ratio'"
             )
         self.drafter = drafter
-        limit = draft_tokens if isinstance(draft_tokens, int) and drafter.draft_tokens else drafter.draft_tokens
         per_token = self.target.kv_bytes() + (draft.target.kv_bytes() if draft else 0)
         slots = _slots(per_token, self.target.max_context, max_batch)
         self.max_context = min(self.target.max_context, slots)
         cache = Cache(slots, max_batch, self.max_context)
-        planner = FixedPlanner(limit, self.max_context)
-        self.engine = Engine(self.target, cache, drafter, verifier, planner, max_batch=max_batch)
+        costs, planner = self._planned(draft_tokens, threads or cores())
+        self.engine = Engine(self.target, cache, drafter, verifier, planner, max_batch=max_batch, costs=costs)
         self._ids = itertools.count()
 
     def generate(
@@ -166,6 +169,16 @@ class LLM:
 
     def cancel(self, request: Request) -> None:
         self.engine.remove(request)
+
+    def _planned(self, draft_tokens: int | str, threads: int) -> tuple[Costs | None, Planner]:
+        """What forwards cost, measured now unless it was before, and who decides how much to draft."""
+        drafter = self.drafter
+        if drafter.draft_tokens == 0 or draft_tokens == 0:
+            return None, FixedPlanner(0, self.max_context)
+        costs = costs_of(self.target, self.folder, threads)
+        if isinstance(draft_tokens, int):
+            return costs, FixedPlanner(draft_tokens, self.max_context)
+        return costs, Controller(costs, drafter.most, self.max_context, scored=drafter.scored)
 
     def _run(self, requests: Sequence[Request], progress: Callable[[int], None]) -> list[Completion]:
         for request in requests:

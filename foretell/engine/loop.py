@@ -7,13 +7,15 @@ import time
 from foretell.drafters.base import Drafter
 from foretell.engine.commit import commit
 from foretell.engine.request import Request
-from foretell.engine.rows import build_rows, keys, lines
+from foretell.engine.rows import build_rows, keys, lines, mean_context
 from foretell.engine.stats import Lookout
 from foretell.kv.cache import Cache
 from foretell.models.base import Target
+from foretell.planner.cost import Costs
+from foretell.planner.gain import gain
 from foretell.sampling.shape import Shaper
 from foretell.scheduler import Scheduler
-from foretell.types import Plan, Planner, Seen
+from foretell.types import Plan, Planner, Round, Seen
 from foretell.verify.rule import Rule
 
 
@@ -30,7 +32,9 @@ class Engine:
         *,
         max_batch: int = 32,
         max_rows: int = 256,
+        costs: Costs | None = None,
     ) -> None:
+        self.costs = costs  # of the target's forward; without them there is no estimate of what plain decoding takes
         self.target, self.cache, self.drafter, self.rule, self.planner = target, cache, drafter, rule, planner
         self.scheduler = Scheduler(cache, max_batch, max_rows)
         self.requests: dict[int, Request] = {}
@@ -51,25 +55,31 @@ class Engine:
 
     def step(self) -> None:
         """One forward of the target for everyone who can take part. Events are in the requests' outboxes after it."""
-        clock = [time.perf_counter()]
+        started_at = time.perf_counter()
         plan = self.scheduler.plan(self.planner)
         self._announce(plan)
         seqs = [plan.seqs[i] for i in plan.ready]
         budgets = [plan.budgets[i] for i in plan.ready]
-        drafts = self.drafter.propose(seqs, budgets, self.rule.draw)
-        clock.append(time.perf_counter())
+        self.drafter.prices = self.planner.prices
+        proposed = self.drafter.propose(seqs, budgets, self.rule.draw)
+        drafts = self.planner.trim(seqs, proposed)
+        drafted_at = time.perf_counter()
         rows, where = build_rows(plan, drafts, self.cache, self.target.vocab_size), lines(plan, drafts)
         out = self.target.forward(rows, self.cache, taps=self.drafter.taps)
-        clock.append(time.perf_counter())
+        computed_at = time.perf_counter()
         nodes = drafts.judged()
         verdict = self.rule.verify(Shaper(out.logits, nodes, seqs), nodes, keys(seqs))
-        clock.append(time.perf_counter())
+        verified_at = time.perf_counter()
         kept = commit(plan, nodes, verdict, out.logits, self.cache, self.requests)
         seen = Seen(plan.seqs, rows, kept, out.taps, out.logits, *where)
         self.drafter.observe(seen)
-        self.planner.observe(seqs, nodes, verdict)
+        done_at = time.perf_counter()
+        clock = (started_at, drafted_at, computed_at, verified_at, done_at)
+        drafted = proposed.indptr.diff().tolist()
+        round = Round(seqs, budgets, drafted, nodes, verdict, len(rows.tokens), mean_context(rows), clock)
+        self.planner.observe(round)
         self.lookout.round(budgets, verdict.accepted)
-        self._finish(seen, clock)
+        self._finish(seen, round)
 
     def _forget(self, request: Request) -> None:
         request.stats.add_members(self.drafter.shares(request.seq))
@@ -84,19 +94,20 @@ class Engine:
             if stats.rounds == 0:
                 stats.cached_tokens = seq.cached
 
-    def _finish(self, seen: Seen, clock: list[float]) -> None:
+    def _finish(self, seen: Seen, round: Round) -> None:
         """Book the step's time and riders, and let finished requests go."""
-        started, drafted, computed, verified = clock
+        plain, wasted = gain(self.costs, round) if self.costs and round.seqs else (0.0, 0.0)
         for seq, riders in zip(seen.seqs, seen.riders, strict=True):
             request = self.requests[seq.id]
             stats = request.stats
             stats.riders += len(riders)
-            took = time.perf_counter() - started
             if len(seq.tokens) == seq.prompt_len or stats.rounds == 1:
-                stats.prefill_s += took
+                stats.prefill_s += round.total_s
             else:
-                stats.decode_s += took
-            stats.draft_s += drafted - started
-            stats.verify_s += verified - drafted
+                stats.decode_s += round.total_s
+                stats.plain_s += plain
+                stats.wasted_s += wasted
+            stats.draft_s += round.draft_s
+            stats.verify_s += round.forward_s + round.verify_s
             if request.finish_reason is not None:
                 self.remove(request)

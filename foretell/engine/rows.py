@@ -53,6 +53,11 @@ def build_rows(plan: Plan, drafts: Drafts, cache: Cache, vocab_size: int) -> Row
     )
 
 
+def mean_context(rows: Rows) -> float:
+    """Tokens that a row sees, on average."""
+    return float(rows.positions.numpy().mean()) + 1
+
+
 def lines(plan: Plan, drafts: Drafts) -> tuple[list[range], list[range]]:
     """`Seen.judged` and `Seen.riders` of these rows, while nothing of them is committed."""
     sizes, counts = [0] * len(plan.seqs), [0] * len(plan.seqs)

@@ -16,7 +16,9 @@ class Stats:
     index 0 is the first token after the root. prefill_s: time of the steps before the first token, decode_s: of those
     after it; draft_s, verify_s: their parts spent in the drafter, and in the target's forward with verification. A step
     shared by several requests counts for each. cached_tokens: prompt tokens found in the prefix cache. by_member: of
-    a drafter of several members, [drafted, accepted] nodes that each guessed; a node may be several members'.
+    a drafter of several members, [drafted, accepted] nodes that each guessed; a node may be several members'. plain_s:
+    what plain decoding would have taken in place of decode_s, by the measured costs of this machine; wasted_s: the part
+    of decode_s that went to drafts which were not accepted; both 0 where the costs are not known.
     """
 
     rounds: int = 0
@@ -30,6 +32,8 @@ class Stats:
     decode_s: float = 0.0
     draft_s: float = 0.0
     verify_s: float = 0.0
+    plain_s: float = 0.0
+    wasted_s: float = 0.0
     cached_tokens: int = 0
     by_member: dict[str, list[int]] = field(default_factory=dict)
 
@@ -42,6 +46,11 @@ class Stats:
     def tokens_per_round(self) -> float:
         """E: tokens of a target forward, its own token included."""
         return self.emitted / self.rounds if self.rounds else 0.0
+
+    @property
+    def speedup(self) -> float:
+        """Decoding against plain decoding, estimated; 0 where the costs are not known."""
+        return self.plain_s / self.decode_s if self.decode_s else 0.0
 
     def count_round(self, parents: Sequence[int], accepted: int) -> None:
         """One verification of a tree (parents, -1 is the root), of which a path of `accepted` nodes was kept."""
@@ -71,7 +80,7 @@ class Stats:
         for part in parts:
             for name in ("rounds", "drafted", "accepted", "emitted", "riders", "cached_tokens"):
                 setattr(total, name, getattr(total, name) + getattr(part, name))
-            for name in ("prefill_s", "decode_s", "draft_s", "verify_s"):
+            for name in ("prefill_s", "decode_s", "draft_s", "verify_s", "plain_s", "wasted_s"):
                 setattr(total, name, getattr(total, name) + getattr(part, name))
             total.add_members(part.by_member)
             for mine, theirs in (

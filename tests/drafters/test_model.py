@@ -16,7 +16,7 @@ from foretell.kv.prefix import PAGE
 from foretell.models.base import Target
 from foretell.models.table import TableTarget
 from foretell.planner.fixed import FixedPlanner
-from foretell.types import Drafts, Draw, Output, Planner, Rows, Sampling, Seq, Verdict
+from foretell.types import Drafts, Draw, Output, Rows, Sampling, Seq
 from tests.conftest import VOCAB, RandomPlanner, run, table_target, tiny_llama
 from tests.engine.test_invariance import TARGETS, prompts
 from tests.play import Stage
@@ -56,18 +56,16 @@ class Noting(ModelDrafter):
         return drafts
 
 
-class Scripted(Planner):
+class Scripted(FixedPlanner):
     """A list of budgets, one a step, then the last for good."""
 
     def __init__(self, steps: Sequence[int], max_context: int) -> None:
-        self.steps, self.caps = list(steps), FixedPlanner(99, max_context)
+        super().__init__(99, max_context)
+        self.steps = list(steps)
 
-    def budgets(self, seqs: Sequence[Seq]) -> list[int]:
+    def budgets(self, seqs: Sequence[Seq], rows: int) -> list[int]:
         now = self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
-        return [min(now, cap) for cap in self.caps.budgets(seqs)]
-
-    def observe(self, seqs: Sequence[Seq], drafts: Drafts, verdict: Verdict) -> None:
-        pass
+        return [min(now, cap) for cap in super().budgets(seqs, rows)]
 
 
 def computed(stage: Stage, drafter: ModelDrafter, seq: Seq) -> int:

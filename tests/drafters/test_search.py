@@ -434,7 +434,7 @@ def test_i50_a_bad_stretch_does_not_turn_it_off_for_good() -> None:
     for came in [7] * 300 + [5] * 200:
         assert proposed(drafter, seq, 3), "always worth a node of those there are"
         seq.tokens.append(came)
-        drafter._learn(drafter._trees.pop(seq.id), seq)
+        drafter._learn(drafter._trees.pop(seq.id), seq, 3)
         if came == 7 and len(seq.tokens) == 301:
             assert drafter._chances.of([(5, 0)])[5] < 0.1
     assert drafter._chances.of([(5, 0), (5, 1)])[5] > 0.8, "a token that the source names and that was said lately"

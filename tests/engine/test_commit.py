@@ -19,7 +19,7 @@ from foretell.engine.stats import Stats
 from foretell.models.base import Target
 from foretell.models.text import Text
 from foretell.planner.fixed import FixedPlanner
-from foretell.types import Drafts, Sampling, Seq, Verdict
+from foretell.types import Round, Sampling, Seq
 from tests.conftest import (
     CONTEXT,
     VOCAB,
@@ -56,7 +56,7 @@ def oracle(known: Sequence[int]) -> ScriptedDrafter:
 class Greedy(FixedPlanner):
     """Gives everyone all it has, however near the end is."""
 
-    def budgets(self, seqs: Sequence[Seq]) -> list[int]:
+    def budgets(self, seqs: Sequence[Seq], rows: int) -> list[int]:
         return [self.draft_tokens] * len(seqs)
 
 
@@ -299,8 +299,8 @@ class Tracing(FixedPlanner):
 
     trace: list[tuple[int, list[int], list[int]]]
 
-    def observe(self, seqs: Sequence[Seq], drafts: Drafts, verdict: Verdict) -> None:
-        for seq, (_, parents), path in zip(seqs, drafts.trees(), verdict.accepted, strict=True):
+    def observe(self, round: Round) -> None:
+        for seq, (_, parents), path in zip(round.seqs, round.drafts.trees(), round.verdict.accepted, strict=True):
             self.trace.append((seq.id, parents, path))
 
 

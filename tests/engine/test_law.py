@@ -44,7 +44,7 @@ SHAPE: dict[str, Any] = {
 class Deep(FixedPlanner):
     """Drafts beyond the end too, so that trees of 3 tokens are as deep and wide as any."""
 
-    def budgets(self, seqs: Sequence[Seq]) -> list[int]:
+    def budgets(self, seqs: Sequence[Seq], rows: int) -> list[int]:
         return [seq.id % self.draft_tokens + 1 for seq in seqs]
 
 

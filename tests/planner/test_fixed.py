@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from foretell.planner.fixed import FixedPlanner
-from foretell.types import Drafts, Sampling, Seq, Verdict
+from foretell.types import Sampling, Seq
 
 
 def make(generated: int = 1, *, prompt: int = 5, most: int = 100, asked: int | None = None) -> Seq:
@@ -18,33 +18,25 @@ def make(generated: int = 1, *, prompt: int = 5, most: int = 100, asked: int | N
 def test_a_request_may_ask_for_fewer(asked: int | None, expected: int) -> None:
     """Pain L59: 0 and K of one request are honoured, and never more than the engine's own number."""
     planner = FixedPlanner(6, 4096)
-    assert planner.budgets([make(asked=asked), make()]) == [expected, 6], "its neighbour is unaffected"
+    assert planner.budgets([make(asked=asked), make()], 1) == [expected, 6], "its neighbour is unaffected"
 
 
 @pytest.mark.parametrize("generated", range(10))
 def test_no_node_lies_beyond_max_tokens(generated: int) -> None:
     """A round adds its accepted nodes and one token of the target's own."""
-    assert FixedPlanner(4, 4096).budgets([make(generated, most=10)]) == [min(4, 10 - generated - 1)]
+    assert FixedPlanner(4, 4096).budgets([make(generated, most=10)], 1) == [min(4, 10 - generated - 1)]
 
 
 @pytest.mark.parametrize("length", range(24, 32))
 def test_no_node_lies_beyond_the_context(length: int) -> None:
     planner = FixedPlanner(4, 32)
-    assert planner.budgets([make(0, prompt=length)]) == [min(4, 32 - length - 1)]
-    assert planner.budgets([make(length - 5)]) == [min(4, 32 - length - 1)]
+    assert planner.budgets([make(0, prompt=length)], 1) == [min(4, 32 - length - 1)]
+    assert planner.budgets([make(length - 5)], 1) == [min(4, 32 - length - 1)]
 
 
 def test_never_negative() -> None:
-    assert FixedPlanner(4, 8).budgets([make(10, most=10), make(9), make(0, prompt=8)]) == [0, 0, 0]
-
-
-def test_nothing_seen_changes_the_number() -> None:
-    planner, seq = FixedPlanner(3, 64), make()
-    for accepted in ([], [0, 1, 2]):
-        planner.observe([seq], Drafts.chains([[1, 2, 3]]), Verdict([accepted], [4]))
-        assert planner.budgets([seq]) == [3]
-    assert planner.budgets([]) == []
+    assert FixedPlanner(4, 8).budgets([make(10, most=10), make(9), make(0, prompt=8)], 1) == [0, 0, 0]
 
 
 def test_a_plan_is_no_matter_of_tensors() -> None:
-    assert all(isinstance(n, int) and not isinstance(n, torch.Tensor) for n in FixedPlanner(3, 64).budgets([make()]))
+    assert all(isinstance(n, int) and not isinstance(n, torch.Tensor) for n in FixedPlanner(3, 64).budgets([make()], 1))

@@ -1,0 +1,99 @@
+"""What forwards of this model cost on this machine: measured once, kept in the user's cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from foretell.kv.cache import Cache
+from foretell.machine import processor
+from foretell.models.base import Target
+from foretell.models.files import replacing
+from foretell.planner.cost import Costs, Point, fit
+from foretell.types import Rows, Sampling, Seq
+
+LIMIT_S, ROUNDS = 3.0, 6  # seconds that measuring may take, and how often everything is measured if they allow it
+SHORT, LONG = 16, 768  # tokens before the rows
+# the most telling first: of a slow model no more than these may be had
+POINTS: tuple[Point, ...] = (
+    *((rows, SHORT, 1) for rows in (1, 4, 16, 8, 2, 32)),
+    *((rows, LONG, 1) for rows in (1, 16)),
+    (8, SHORT, 8),
+    *((rows, SHORT, 1) for rows in (3, 5, 6, 7, 12, 10, 24, 64)),
+)
+
+
+def costs_of(target: Target, folder: Path, threads: int) -> Costs:
+    """The costs of the model that `folder` is about, from there, or measured and written there. threads: those that
+    compute. `attach` the target's cache after this."""
+    setting = f"{processor()} {threads} {target.backend}"
+    path = folder / f"costs-{hashlib.sha256(setting.encode()).hexdigest()[:12]}.json"
+    try:
+        return Costs.from_json(json.loads(path.read_text()))
+    except (OSError, ValueError, AttributeError):
+        pass  # none, or not of this version: measure
+    costs = measure(target)
+    with replacing(path) as fresh:
+        fresh.write_text(json.dumps(costs.to_json()))
+    return costs
+
+
+@torch.inference_mode()
+def measure(target: Target, limit_s: float = LIMIT_S) -> Costs:
+    """From the least seconds of each of POINTS that fits into the context, in as many rounds as the time allows. It
+    runs on a cache of its own, which holds zeros, so no context is computed."""
+    length = min(target.max_context, LONG + POINTS[-1][0] + 1)
+    cache = Cache(length, 8, length, reuse=False)
+    target.attach(cache, "measure")
+    for plane in cache.planes.values():
+        plane.k.zero_(), plane.v.zero_()
+    seconds: dict[Point, float] = {}
+    points = [point for point in POINTS if point[0] + point[1] < length] or [(1, 0, 1)]
+    end = time.perf_counter() + limit_s
+    for round in range(ROUNDS):
+        for point in points:
+            took = _forward(target, cache, point)
+            if round or len(seconds) < 2 or point not in seconds:
+                seconds[point] = min(took, seconds.get(point, took))
+            if time.perf_counter() > end and len(seconds) > 1:
+                return fit(seconds)
+    return fit(seconds)
+
+
+def _forward(target: Target, cache: Cache, point: Point) -> float:
+    """Seconds of one forward."""
+    rows, context, requests = point
+    own = rows // requests
+    seqs = [Seq(i, [0] * (context + own + 1), 1, Sampling(), 0) for i in range(requests)]
+    for seq in seqs:
+        if not cache.admit(seq) or not cache.reserve(seq, context):
+            raise AssertionError("the cache is too small for what is measured")
+        cache.commit(seq, range(context))
+        cache.reserve(seq, own)
+    made = _rows(seqs, own, cache)
+    started = time.perf_counter()
+    target.forward(made, cache)
+    took = time.perf_counter() - started
+    for seq in seqs:
+        cache.release(seq)
+    return took
+
+
+def _rows(seqs: Sequence[Seq], own: int, cache: Cache) -> Rows:
+    """A chain of rows for each request, of all of which the logits are wanted."""
+    parts = [Rows.of(seq, [0] * own, range(-1, own - 1), cache.reserved(seq)) for seq in seqs]
+    return Rows(
+        indptr=torch.arange(len(seqs) + 1, dtype=torch.int32) * own,
+        tokens=torch.cat([part.tokens for part in parts]),
+        positions=torch.cat([part.positions for part in parts]),
+        parents=torch.cat([part.parents for part in parts]),
+        slots=torch.cat([part.slots for part in parts]),
+        want=torch.arange(len(seqs) * own),
+        tables=torch.cat([part.tables for part in parts]),
+        context=torch.cat([part.context for part in parts]),
+    )

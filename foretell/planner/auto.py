@@ -1,0 +1,244 @@
+"""The controller: each step as many nodes as pay, for every request, none included.
+
+What a row costs comes from the measured table, what drafting costs from the clock, what nodes bring from what came of
+earlier ones. Drafters of two kinds: those that say of every node how likely it is (`scored`) draft first and lose what
+does not pay; for others the number is chosen before, from what nodes at the same place brought. A request whose drafts
+do not even pay for the drafting goes without for a while, and tries again now and then.
+
+Decisions see earlier rounds and the clock only. Under `match` they change the speed and nothing else; under the other
+rules the law stays and the tokens vary with the load.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from foretell.planner.accept import Depths, Scale
+from foretell.planner.budget import choose, prices
+from foretell.planner.cost import Costs
+from foretell.planner.fixed import room
+from foretell.types import Drafts, Round, Seq
+
+PACE = 0.05  # weight of the newest step in running means
+NAP, LONGEST = 4, 32  # rounds a scored request goes without drafts when they do not pay: at first, and at most
+PROBE = 0.008  # of the time, at most, goes to trying again where drafts are known only by their past
+VARY = 16  # rounds after which such a drafter's number is varied
+FORGET = 0.7  # a try after a pause counts more than usual: the text may have changed
+
+
+@dataclass(slots=True)
+class _State:
+    """What is known about one request."""
+
+    scale: Scale = field(default_factory=Scale)
+    depths: Depths = field(default_factory=Depths)
+    net: float = 0.3  # running mean of the tokens that a round of drafting left after its price
+    nap: int = 0  # rounds still to go without drafts
+    length: int = NAP  # of the next nap
+    asked: bool = False  # for drafts, in this step
+    probing: bool = False
+    rounds: int = 0  # with drafts, of a drafter known by its past
+
+
+class _Line:
+    """seconds = each * requests + more * nodes, fitted to the latest rounds; some hundred of them, since most are alike
+    and only those that differ tell the two apart."""
+
+    KEEP = 0.995
+
+    def __init__(self) -> None:
+        self._rr = self._rn = self._nn = self._ry = self._ny = 0.0
+
+    def see(self, requests: float, nodes: float, seconds: float) -> None:
+        self._rr = self.KEEP * self._rr + requests * requests
+        self._rn = self.KEEP * self._rn + requests * nodes
+        self._nn = self.KEEP * self._nn + nodes * nodes
+        self._ry = self.KEEP * self._ry + requests * seconds
+        self._ny = self.KEEP * self._ny + nodes * seconds
+
+    def fit(self) -> tuple[float, float]:
+        """each, more; neither negative. Rounds that are all alike count as `more`."""
+        determinant = self._rr * self._nn - self._rn * self._rn
+        if determinant > 1e-4 * self._rr * self._nn:
+            each = (self._ry * self._nn - self._ny * self._rn) / determinant
+            more = (self._ny * self._rr - self._ry * self._rn) / determinant
+            if each >= 0 and more >= 0:
+                return each, more
+            if more < 0:
+                return self._ry / self._rr, 0.0
+        if self._nn == 0:
+            return (self._ry / self._rr, 0.0) if self._rr else (0.0, 0.0)
+        return 0.0, self._ny / self._nn
+
+
+class Controller:
+    """most: nodes of a request at most. scored: the drafter gives every node a chance."""
+
+    def __init__(self, costs: Costs, most: int, max_context: int, *, scored: bool) -> None:
+        self.costs, self.most, self.max_context, self.scored = costs, most, max_context, scored
+        self.prices: Sequence[float] = ()
+        self._states: dict[int, _State] = {}
+        self._scale, self._depths = Scale(), Depths()
+        self._drafting = _Line()
+        self._slow = 1.0  # seconds of the clock for one of the table
+        self._truer: dict[int, float] = {}  # by rows: what a forward takes for what the table says, else 1
+        self._rest = 0.0  # seconds of a step outside drafting and forward, for each request
+        self._tokens, self._nodes = 1.0, 0.0  # of a request in a step
+        self._rate = 0.0  # tokens a second of the table
+        self._rows, self._context = 0, 0.0  # of the step without drafts: rows, tokens that a row more sees
+
+    def budgets(self, seqs: Sequence[Seq], rows: int) -> list[int]:
+        """rows: of the step without drafts, these requests' roots among them."""
+        self._forget(seqs)
+        self._rows = rows
+        self._context = sum(len(seq.tokens) for seq in seqs) / max(1, len(seqs))
+        self._rate = self._present_rate(len(seqs))
+        rooms = [self._room(seq) for seq in seqs]
+        if not seqs or not any(rooms):
+            return rooms
+        if not self.scored:
+            return self._by_depth(seqs, rooms)
+        more, bold = self._drafting.fit()[1] * self._rate / self._slow, max(0.05, self._scale.factor)
+        self.prices = [(p + more) / bold for p in prices(self._price, max(rooms), sum(n > 0 for n in rooms))]
+        return rooms
+
+    def trim(self, seqs: Sequence[Seq], drafts: Drafts) -> Drafts:
+        """The drafts less the nodes that do not pay."""
+        if drafts.worth is None or drafts.riders is not None:
+            return drafts
+        gains = self._gains(seqs, drafts)
+        counts = choose(gains, self._price)
+        each, more = self._drafting.fit()
+        ends = drafts.indptr.tolist()
+        price = self._price(sum(counts)) / max(1, sum(counts))
+        for seq, row, count, size in zip(seqs, gains, counts, map(int, drafts.indptr.diff()), strict=True):
+            state = self._states[seq.id]
+            if state.asked:
+                spent = self._rate * (each + more * size) / self._slow
+                self._judge(state, sum(row[:count]) - price * count - spent)
+        return drafts if counts == [b - a for a, b in zip(ends, ends[1:], strict=False)] else drafts.first(counts)
+
+    def observe(self, round: Round) -> None:
+        sizes = [len(tokens) for tokens, _ in round.drafts.trees()]
+        requests, nodes = len(round.seqs), sum(sizes)
+        if not requests:
+            return
+        self._time(round)
+        asked = sum(n > 0 for n in round.asked)
+        if asked:
+            self._drafting.see(asked, sum(round.drafted), round.draft_s)
+        rest = round.total_s - round.forward_s - round.draft_s
+        self._rest += PACE * (rest / self._slow / requests - self._rest)
+        accepted = [len(path) for path in round.verdict.accepted]
+        self._tokens += PACE * (1 + sum(accepted) / requests - self._tokens)
+        self._nodes += PACE * (nodes / requests - self._nodes)
+        self._learn(round, sizes)
+
+    def _time(self, round: Round) -> None:
+        """Hold the clock against the table: the machine as a whole may be slower now, and a number of rows may cost
+        more beside everything else than it did alone."""
+        ratio = round.forward_s / self.costs.forward(round.rows, round.context, len(round.seqs))
+        truer = self._truer.get(round.rows, 1.0)
+        self._slow += PACE * (min(5.0, max(0.2, ratio / truer)) - self._slow)
+        self._truer[round.rows] = truer + PACE * (min(2.0, max(0.5, ratio / self._slow)) - truer)
+
+    def _forward(self, rows: int, requests: int) -> float:
+        """Seconds of the table."""
+        return self._truer.get(rows, 1.0) * self.costs.forward(rows, self._context, requests)
+
+    def _learn(self, round: Round, sizes: Sequence[int]) -> None:
+        worth = None if round.drafts.worth is None else round.drafts.worth.tolist()
+        start = 0
+        for seq, size, path in zip(round.seqs, sizes, round.verdict.accepted, strict=True):
+            state = self._states.setdefault(seq.id, _State())
+            if size and worth is not None:
+                said = sum(worth[start : start + size])
+                state.scale.see(said, len(path))
+                self._scale.see(said, len(path), 1 - (1 - 0.97) / len(round.seqs))
+            elif size:
+                state.depths.see(size, path, FORGET if state.probing else 0.97)
+                self._depths.see(size, path, 1 - (1 - 0.97) / len(round.seqs))
+                if state.probing and path:
+                    state.nap = 0  # look again at once
+            start += size
+
+    def _forget(self, seqs: Sequence[Seq]) -> None:
+        if len(self._states) > 2 * len(seqs) + 64:
+            running = {seq.id for seq in seqs}
+            self._states = {id: state for id, state in self._states.items() if id in running}
+
+    def _room(self, seq: Seq) -> int:
+        """Nodes the request may have; 0 while it naps."""
+        state = self._states.setdefault(seq.id, _State())
+        most = room(seq, self.most, self.max_context)
+        if self.scored and state.nap > 0:
+            state.nap -= 1
+            most = 0
+        state.asked = most > 0
+        return most
+
+    def _present_rate(self, requests: int) -> float:
+        """Tokens a second, of the table, at the present load and acceptance; that of plain decoding at least."""
+        if not requests:
+            return 0.0
+        rest = self._rest * requests
+        each, more = (seconds / self._slow for seconds in self._drafting.fit())
+        plain = requests / (self._forward(requests, requests) + rest)
+        if self._nodes < 0.01:
+            return plain
+        seconds = self._forward(round(requests * (1 + self._nodes)), requests) + rest
+        seconds += requests * (each + more * self._nodes)
+        return max(plain, requests * self._tokens / seconds)
+
+    def _price(self, nodes: int) -> float:
+        """Tokens lost by the time that so many rows more take."""
+        return self._rate * (self._forward(self._rows + nodes, 1) - self._forward(self._rows, 1))
+
+    def _gains(self, seqs: Sequence[Seq], drafts: Drafts) -> list[list[float]]:
+        assert drafts.worth is not None
+        worth, ends = drafts.worth.tolist(), drafts.indptr.tolist()
+        gains = []
+        for seq, a, b in zip(seqs, ends, ends[1:], strict=False):
+            state = self._states.get(seq.id)
+            factor, least, row = self._scale.of(state.scale if state else None), 1.0, []
+            for chance in worth[a:b]:
+                least = min(least, factor * chance)
+                row.append(least)
+            gains.append(row)
+        return gains
+
+    def _judge(self, state: _State, net: float) -> None:
+        """net: tokens that this round's drafting leaves."""
+        state.net += 0.25 * (net - state.net)
+        if state.net < 0:
+            state.nap, state.length, state.net = state.length, min(2 * state.length, LONGEST), 0.0
+        elif net > 0:
+            state.length = NAP
+
+    def _by_depth(self, seqs: Sequence[Seq], rooms: Sequence[int]) -> list[int]:
+        """Budgets from what nodes at the same place brought, and now and then a try where none seems to pay."""
+        each, more = (self._rate * seconds / self._slow for seconds in self._drafting.fit())
+        states = [self._states[seq.id] for seq in seqs]
+        gains = [self._depths.chances(n, state.depths) for n, state in zip(rooms, states, strict=True)]
+        counts = choose(gains, lambda n: self._price(n) + more * n)
+        for i, (state, row) in enumerate(zip(states, gains, strict=True)):
+            share = self._price(max(1, sum(counts))) / max(1, sum(counts))
+            if counts[i] and sum(row[: counts[i]]) < counts[i] * (share + more) + each:
+                counts[i] = 0
+            state.probing = counts[i] == 0 and rooms[i] > 0 and state.nap <= 0
+            if state.probing:
+                counts[i] = 1
+                lost = share + more + each  # tokens that a try costs
+                state.nap = max(NAP, math.ceil(lost / PROBE))
+            elif counts[i] == 0:
+                state.nap -= 1
+            else:
+                state.nap = 0
+                state.rounds += 1
+                if state.rounds % VARY == 0:  # what differs is what tells one more node's worth and cost
+                    counts[i] = min(rooms[i], counts[i] + 1)
+                elif state.rounds % VARY == VARY // 2:
+                    counts[i] = max(1, 3 * counts[i] // 4)
+        return counts
