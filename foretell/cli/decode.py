@@ -74,7 +74,7 @@ def _rows(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _sections(result: dict[str, Any], drawn: bool) -> list[Section]:
     """What there is to show; drawn: with plots."""
-    sections = [_ours(result, drawn)]
+    sections = [_ours(result, drawn), _latency(result)]
     names = [name for name, figures in result["all"]["peers"].items() if figures is not None]
     if names:
         sections += [_theirs(result, names), _by_kind(result, names, drawn)]
@@ -83,8 +83,7 @@ def _sections(result: dict[str, Any], drawn: bool) -> list[Section]:
 
 def _ours(result: dict[str, Any], drawn: bool) -> Section:
     headers = [
-        "prompts", "number", "tokens", "plain tok/s", "drafted tok/s", "speed-up", "E", "alpha", "plain TTFT ms",
-        "drafted TTFT ms", "plain TPOT ms", "drafted TPOT ms", "identical",
+        "prompts", "number", "tokens", "plain tok/s", "drafted tok/s", "speed-up", "E", "alpha", "identical",
     ]  # fmt: skip
     cells = [
         [
@@ -95,7 +94,6 @@ def _ours(result: dict[str, Any], drawn: bool) -> Section:
             report.speed(row["speedup"], "x"),
             f"{row['E']:.3f}",
             f"{row['alpha']:.3f}",
-            *(report.speed(row[engine][name]) for name in ("ttft_ms", "tpot_ms") for engine in (PLAIN, DRAFTED)),
             "yes" if row["identical"] else "NO",
         ]
         for row in _rows(result)
@@ -107,6 +105,13 @@ def _ours(result: dict[str, Any], drawn: bool) -> Section:
     ]
     curves = [(engine, [row[engine]["tokens_per_second"] for row in _rows(result)]) for engine in (PLAIN, DRAFTED)]
     return Section("Plain and speculative decoding", text, Table(headers, cells), _bars(result, curves, drawn))
+
+
+def _latency(result: dict[str, Any]) -> Section:
+    figures = [(engine, name) for name in ("ttft_ms", "tpot_ms") for engine in (PLAIN, DRAFTED)]
+    headers = ["medians, ms", *(f"{engine} {name[:4].upper()}" for engine, name in figures)]
+    cells = [[row["kind"], *(report.speed(row[engine][name]) for engine, name in figures)] for row in _rows(result)]
+    return Section("Latency", (), Table(headers, cells))
 
 
 def _theirs(result: dict[str, Any], names: Sequence[str]) -> Section:

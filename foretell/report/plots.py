@@ -59,7 +59,9 @@ def lines(axes: Axes, xs: Sequence[float], curves: Sequence[Curve]) -> str:
 
     def draw(plot: Any) -> None:
         for i, curve in enumerate(curves):
-            plot.plot(xs, curve.ys, marker="o", markersize=3.5, color=COLOURS[i % len(COLOURS)], label=curve.label)
+            again = "--" if i >= len(COLOURS) else "-"
+            colour = COLOURS[i % len(COLOURS)]
+            plot.plot(xs, curve.ys, again, marker="o", markersize=3.5, color=colour, label=curve.label)
         if axes.log:
             plot.set_xscale("log", base=2)
         plot.set_xticks(xs, [f"{x:g}" for x in xs])
@@ -75,7 +77,8 @@ def bars(axes: Axes, groups: Sequence[str], curves: Sequence[Curve]) -> str:
         width = 0.8 / len(curves)
         for i, curve in enumerate(curves):
             at = [group - 0.4 + (i + 0.5) * width for group in range(len(groups))]
-            plot.bar(at, curve.ys, width * 0.95, color=COLOURS[i % len(COLOURS)], label=curve.label)
+            again = "///" if i >= len(COLOURS) else None
+            plot.bar(at, curve.ys, width * 0.95, color=COLOURS[i % len(COLOURS)], hatch=again, label=curve.label)
         plot.set_xticks(range(len(groups)), groups)
         plot.grid(axis="x", visible=False)
 

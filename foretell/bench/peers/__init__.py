@@ -84,14 +84,12 @@ class Peers:
     """Other engines with the model of `llm`. alive: those that are loaded, by name. notes: of every one asked for, its
     version and settings, why it was left out, and why it failed if it did."""
 
-    def __init__(
-        self, settings: Settings, llm: LLM, model: str, dtype: str, threads: int, script: Path = WORKER
-    ) -> None:
+    def __init__(self, settings: Settings, llm: LLM, model: str, dtype: str, threads: int) -> None:
         """model: what `llm` was opened from. dtype: "auto" is what it computes in."""
         self.settings, self.threads = settings, threads
         self.notes: dict[str, dict[str, Any]] = {name: {} for name in settings.names}
         self.alive: dict[str, Process] = {}
-        self._llm, self._model, self._dtype, self._script = llm, model, dtype, script
+        self._llm, self._model, self._dtype = llm, model, dtype
         self._folder = llm.folder / "peers"
 
     def __enter__(self) -> Peers:
@@ -163,7 +161,7 @@ class Peers:
     def _started(self, kind: Kind, options: Mapping[str, Any], stopping: Callable[[], bool]) -> tuple[Process, str]:
         """The process, once it has loaded the model and used it for the first time, and the peer's version."""
         python = interpreter(self.settings.pythons.get(kind.family))
-        process = Process(python, options, self.settings.timeout_s, self._script)
+        process = Process([python, str(WORKER)], options, self.settings.timeout_s)
         try:
             loaded = process.load(stopping)
             if "missing" in loaded:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,8 @@ class Stopped(Exception):
 class Process:
     """One peer in a group of processes of its own, which Ctrl-C in the terminal does not reach."""
 
-    def __init__(self, python: str, options: Mapping[str, Any], timeout_s: float, script: Path = WORKER) -> None:
-        """timeout_s: for every answer, the loading included. PeerError if it cannot be started."""
+    def __init__(self, command: Sequence[str], options: Mapping[str, Any], timeout_s: float) -> None:
+        """options: for the worker. timeout_s: for every answer, the loading included. PeerError if it cannot start."""
         self._timeout_s = timeout_s
         self._log = tempfile.TemporaryFile()
         self._seen = b""
@@ -42,7 +42,7 @@ class Process:
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
         try:
             self._process = subprocess.Popen(
-                [python, str(script)],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
@@ -50,7 +50,8 @@ class Process:
                 process_group=0,
             )
         except OSError as error:
-            raise PeerError(f"{python} cannot be started: {error.strerror}") from error
+            self._log.close()
+            raise PeerError(f"{command[0]} cannot be started: {error.strerror}") from error
         self._send(options)
 
     def load(self, stopping: Callable[[], bool]) -> dict[str, Any]:

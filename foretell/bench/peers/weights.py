@@ -9,6 +9,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -75,7 +76,7 @@ def write_folder(checkpoint: Checkpoint, dtype: torch.dtype, folder: Path) -> No
         "eos_token_id": list(checkpoint.stop_ids),
         "torch_dtype": str(dtype).removeprefix("torch."),
     }
-    if ModelConfig.from_hf(values).__dict__ | {"dtype": None} != config.__dict__ | {"dtype": None}:
+    if replace(ModelConfig.from_hf(values), dtype=config.dtype) != config:
         raise ValueError("this model cannot be described as transformers' configuration")
     (folder / "config.json").write_text(json.dumps(values), encoding="utf-8")
     tensors = {_prefixed(name): checkpoint.tensor(name).to(dtype).contiguous() for name in tensor_shapes(config)}
@@ -86,6 +87,8 @@ def write_gguf(checkpoint: Checkpoint, dtype: str, path: Path) -> None:
     """A GGUF file of that dtype, one of KINDS, norms and biases in float32. ValueError if the format lacks a word for
     what the model does."""
     config = _config(checkpoint)
+    if any(config.windows):
+        raise ValueError("a sliding window of attention cannot be written as GGUF")
     wide = DTYPES.get(dtype, torch.float32)
     name = "llama" if config.architecture == "MistralForCausalLM" else _key(ARCHITECTURES, config.architecture)
     writer = gguf.GGUFWriter(path, name)
