@@ -25,7 +25,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "drafters": ("models", "kv", "types"),
     "engine": ("machine", "scheduler", "planner", "drafters", "verify", "sampling", "kv", "models", "types"),
     "bench": (*ENGINE, "machine", "models", "kv", "types"),
-    "cli": ("bench", *ENGINE, "drafters", "verify", "models", "types"),
+    "report": (),
+    "cli": ("bench", "report", *ENGINE, "drafters", "verify", "models", "types"),
     "__init__": (*ENGINE, "drafters", "types"),
 }
 SHARED = ("base", "files", "grow", "index", "member", "passes", "reading", "search")  # of the package, for all drafters

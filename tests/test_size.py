@@ -57,5 +57,5 @@ def test_every_module_says_what_it_is_for() -> None:
 
 def test_total() -> None:
     """Of what decodes: what measures it and talks to a person is not counted."""
-    core = [path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] not in ("bench", "cli")]
+    core = [path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] not in ("bench", "cli", "report")]
     assert sum(len(token_lines(path)) for path in core) <= TOTAL

@@ -258,7 +258,6 @@ def test_command(folder: Path, tmp_path: Path) -> None:
         (["--drafter", "model"], "needs draft_model"),
         (["--draft-model", "x"], "none of these drafters has a use for --draft-model"),
         (["--set", "x"], "no set of prompts 'x'"),
-        (["--set", "edits", "--prompts", "x"], "exclude one another"),
         (["--questions", "/nowhere.jsonl"], "cannot be read"),
         (["--max-tokens", "0"], "max_tokens must be at least 1"),
     ],

@@ -18,7 +18,7 @@ from foretell.verify import RULES
 from tests.cli.run import foretell
 
 VERBS = [[], ["generate"], ["chat"], ["models"], ["models", "list"], ["models", "fetch"], ["models", "show"]]
-VERBS += [["bench"], ["bench", "decode"], ["bench", "accept"], ["bench", "replay"]]
+VERBS += [["bench"], *(["bench", name] for name in ("decode", "load", "forward", "accept", "replay"))]
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)

@@ -22,6 +22,7 @@ from foretell.drafters.search import NONE, Chances, Guess, SearchDrafter, Source
 from foretell.drafters.suffix import SuffixSource
 from foretell.kv.cache import Cache
 from foretell.models.top import top_tokens
+from foretell.planner.fixed import FixedPlanner
 from foretell.types import Keys, Picks, Sampling, Seq
 from tests.conftest import VOCAB, run, table_target, tiny_llama
 
@@ -407,15 +408,13 @@ def test_i49_sources_go_on_learning_while_nothing_is_drafted() -> None:
     """Pain I49: after rounds without drafts acceptance collapsed. Twenty such rounds, then drafts as if never off."""
     target, prompt = table_target(), [1, 2, 3, 4, 5, 6] * 4
 
-    class Off:
+    class Off(FixedPlanner):
         def __init__(self, rounds: int) -> None:
+            super().__init__(6, 1000)
             self.rounds = rounds
 
-        def budgets(self, seqs: Sequence[Seq]) -> list[int]:
+        def budgets(self, seqs: Sequence[Seq], rows: int) -> list[int]:
             return [0 if seq.generated < self.rounds else 6 for seq in seqs]
-
-        def observe(self, *_: object) -> None:
-            pass
 
     how = Sampling(temperature=0, max_tokens=60, ignore_eos=True)
     later: list[int] = []

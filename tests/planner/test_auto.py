@@ -74,7 +74,7 @@ class World:
             forward_s *= chance.choice([0.97, 1.0, 1.0, 1.03])
             total = draft_s + forward_s + self.rest
             paths = []
-            for seq, mine, size in zip(running, worth, sizes, strict=True):
+            for mine, size in zip(worth, sizes, strict=True):
                 came, before = 0, 1.0
                 while came < size and chance.random() < mine[came] / before:
                     before = mine[came]
