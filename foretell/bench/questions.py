@@ -1,9 +1,12 @@
-"""Prompts by kind: those written for this benchmark, questions in the form of Spec-Bench, or a file of one's own."""
+"""Prompts by kind: those written for this benchmark, files in the form of Spec-Bench, HumanEval and GSM8K, or one's own.
+"""
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -49,8 +52,7 @@ SETS: dict[str, Callable[[], list[Question]]] = {"mixed": mixed, "edits": edits}
 def spec_bench(path: Path, per_kind: int) -> list[Question]:
     """The first turns of a file in the form of Spec-Bench (arXiv 2401.07851), lines with "category" and "turns": at
     most `per_kind` of each kind, of its categories in turn."""
-    if per_kind < 1:
-        raise ValueError(f"per-kind must be at least 1, not {per_kind}")
+    _check(per_kind)
     chosen: dict[str, dict[str, list[str]]] = {}
     for number, line in _json_lines(path):
         category, turns = line.get("category"), line.get("turns")
@@ -64,13 +66,24 @@ def spec_bench(path: Path, per_kind: int) -> list[Question]:
     ]
 
 
+def humaneval(path: Path, count: int) -> list[Question]:
+    """The first functions to complete of a file in the form of HumanEval (arXiv 2107.03374), lines with "prompt"."""
+    lead = "Complete this Python function. Answer with the whole function.\n\n"
+    return [Question("humaneval", f"{lead}```python\n{prompt}```") for prompt in _field(path, "prompt", count)]
+
+
+def gsm8k(path: Path, count: int) -> list[Question]:
+    """The first questions of a file in the form of GSM8K (arXiv 2110.14168), lines with "question"."""
+    return [Question("gsm8k", text) for text in _field(path, "question", count)]
+
+
 def own(path: Path) -> list[Question]:
     """A file of prompts: lines {"kind": ..., "prompt": ...} if its name ends in .jsonl, else a text on each line.
 
     Where no kind is named, it is the file's name.
     """
     if path.suffix != ".jsonl":
-        return [Question(path.stem, line) for line in read_text(path).splitlines() if line.strip()]
+        return [Question(path.stem, line) for line in read_text(path).split("\n") if line.strip()]
     questions = []
     for number, line in _json_lines(path):
         kind, prompt = line.get("kind", path.stem), line.get("prompt")
@@ -87,7 +100,7 @@ def of_kinds(questions: Sequence[Question], kinds: Sequence[str]) -> list[Questi
     if unknown is not None:
         raise ValueError(f"there is no kind of prompt {unknown!r} here: choose from {', '.join(there)}")
     if not questions:
-        raise ValueError("the file has no prompts")
+        raise ValueError("there are no prompts in what was given")
     return [question for question in questions if not kinds or question.kind in kinds]
 
 
@@ -96,10 +109,36 @@ def _alternating(lists: Sequence[Sequence[str]]) -> list[str]:
     return [text for row in itertools.zip_longest(*lists) for text in row if text is not None]
 
 
+def _check(per_kind: int) -> None:
+    if per_kind < 1:
+        raise ValueError(f"per-kind must be at least 1, not {per_kind}")
+
+
+def _field(path: Path, name: str, count: int) -> list[str]:
+    """A text that every line must have, of the first `count` lines."""
+    _check(count)
+    texts = []
+    for number, line in _json_lines(path)[:count]:
+        if not isinstance(line.get(name), str) or not line[name]:
+            raise ValueError(f'{path}, line {number}: it needs a "{name}", a text')
+        texts.append(line[name])
+    return texts
+
+
+def _text(path: Path) -> str:
+    """The file's text, unpacked if its name ends in .gz."""
+    if path.suffix != ".gz":
+        return read_text(path)
+    try:
+        return gzip.decompress(path.read_bytes()).decode()
+    except (OSError, EOFError, zlib.error, UnicodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
 def _json_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
     """(line number, object) of each line that is not empty."""
     found = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    for number, line in enumerate(_text(path).split("\n"), 1):
         if not line.strip():
             continue
         try:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from foretell import drafters
 from foretell.bench.accept import Settings, accept
-from foretell.bench.questions import SETS, Question, of_kinds, own, spec_bench
 from foretell.cli import report
 from foretell.cli.command import fail, verb
 from foretell.cli.options import LoadOptions
+from foretell.cli.prompts import PromptOptions
 from foretell.cli.terminal import Interrupt, bar, fetched
 from foretell.engine.llm import LLM
 
@@ -41,44 +40,14 @@ class AcceptOptions:
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", metavar="N", help="Of each answer at most.")] = 128
     temperature: Annotated[float, typer.Option(metavar="X", help="0 always takes the likeliest token.")] = 0.0
     seed: Annotated[int, typer.Option(metavar="N", help="Of the first prompt; the next one has the next.")] = 0
-    set: Annotated[
-        str | None, typer.Option(metavar="SET", help=f"Prompts that come with the program: {', '.join(SETS)}.")
-    ] = None
-    questions: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Prompts from a file in the form of Spec-Bench's question.jsonl."),
-    ] = None
-    per_kind: Annotated[int, typer.Option(metavar="N", help="At most so many of --questions of each kind.")] = 10
-    prompts: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help='Own prompts: one a line, or .jsonl lines {"kind": ..., "prompt": ...}.'),
-    ] = None
-    kinds: Annotated[
-        list[str], typer.Option("--kind", metavar="KIND", help="Only prompts of this kind, several times.")
-    ] = field(default_factory=list)
     carry: Annotated[
         bool, typer.Option("--carry", help="Let drafters keep what they learn from one prompt to the next.")
     ] = False
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False
 
-    def chosen(self) -> list[Question]:
-        """The prompts. ValueError if there are none, or from several places."""
-        if sum(source is not None for source in (self.set, self.questions, self.prompts)) > 1:
-            raise ValueError("--set, --questions and --prompts exclude one another: give one of them")
-        if self.questions is not None:
-            found = spec_bench(self.questions, self.per_kind)
-        elif self.prompts is not None:
-            found = own(self.prompts)
-        else:
-            name = self.set or next(iter(SETS))
-            if name not in SETS:
-                raise ValueError(f"there is no set of prompts {name!r}: choose from {', '.join(SETS)}")
-            found = SETS[name]()
-        return of_kinds(found, self.kinds)
-
 
 @verb
-def command(model: LoadOptions, options: AcceptOptions) -> None:
+def command(model: LoadOptions, prompts: PromptOptions, options: AcceptOptions) -> None:
     """How much of what drafters guess is accepted, by kind of prompt.
 
     E is tokens per forward of the model, its own token included; alpha is accepted over drafted tokens. Each drafter
@@ -94,7 +63,7 @@ def command(model: LoadOptions, options: AcceptOptions) -> None:
       foretell bench accept --questions question.jsonl --per-kind 5 --draft-tokens 15
     """
     settings = Settings(options.max_tokens, options.temperature, options.seed, options.carry)
-    questions = options.chosen()
+    questions = prompts.chosen()
     names = list(dict.fromkeys([PLAIN, *(options.names or training_free())]))
     using = [name for name in names if _runs_a_model(name)]
     for name in names:

@@ -12,7 +12,7 @@ from rich.console import Console
 from foretell.bench.against import OTHERS, Other, other
 from foretell.bench.decode import DRAFTED, OTHER, PLAIN, Settings, decode
 from foretell.bench.prompts import PROMPTS
-from foretell.cli import accept, replay, report
+from foretell.cli import accept, forward, replay, report
 from foretell.cli.command import Command, help_alone, verb
 from foretell.cli.options import ModelOptions
 from foretell.cli.terminal import load, progress
@@ -59,6 +59,7 @@ class BenchOptions:
 
 app.command("accept", cls=Command)(accept.command)
 app.command("replay", cls=Command)(replay.command)
+app.command("forward", cls=Command)(forward.command)
 
 
 @app.command("decode", cls=Command)

@@ -21,8 +21,8 @@ def _option(*names: str, help: str, metavar: str | None = None) -> Any:
 
 
 @dataclass
-class LoadOptions:
-    """Of every verb that opens a model, whatever drafts for it."""
+class TargetOptions:
+    """Of every verb that opens a model, whether or not anything drafts for it."""
 
     model: Annotated[
         str,
@@ -34,17 +34,6 @@ class LoadOptions:
             "a hub id.",
         ),
     ] = DEFAULT_MODEL
-    draft_model: Annotated[
-        str | None, _option("--draft-model", metavar="NAME", help="A smaller model that drafts.")
-    ] = None
-    draft_tokens: Annotated[
-        str,
-        _option("--draft-tokens", metavar="N", help="At most this many drafted tokens a round; 0: plain decoding."),
-    ] = "auto"
-    rule: Annotated[
-        str,
-        _option("--rule", metavar="RULE", help=f"How drafts are verified, all lossless: {', '.join(RULES)}."),
-    ] = next(iter(RULES))
     dtype: Annotated[
         str, _option("--dtype", metavar="DTYPE", help=f"What it computes in: auto, {', '.join(DTYPES)}.")
     ] = "auto"
@@ -58,6 +47,26 @@ class LoadOptions:
 
     def arguments(self) -> dict[str, Any]:
         """For `LLM`, which checks them."""
+        return dict(vars(self))
+
+
+@dataclass
+class LoadOptions(TargetOptions):
+    """Of every verb that opens a model, whatever drafts for it."""
+
+    draft_model: Annotated[
+        str | None, _option("--draft-model", metavar="NAME", help="A smaller model that drafts.")
+    ] = None
+    draft_tokens: Annotated[
+        str,
+        _option("--draft-tokens", metavar="N", help="At most this many drafted tokens a round; 0: plain decoding."),
+    ] = "auto"
+    rule: Annotated[
+        str,
+        _option("--rule", metavar="RULE", help=f"How drafts are verified, all lossless: {', '.join(RULES)}."),
+    ] = next(iter(RULES))
+
+    def arguments(self) -> dict[str, Any]:
         number = self.draft_tokens.lstrip("-").isdigit()
         return {**vars(self), "draft_tokens": int(self.draft_tokens) if number else self.draft_tokens}
 
@@ -117,3 +126,11 @@ def _bias(text: str) -> tuple[int, float]:
         return int(token), float(value)
     except ValueError:
         raise ValueError(f"--logit-bias takes a token id and a number, as in 42=-5, not {text!r}") from None
+
+
+def numbers(name: str, text: str) -> list[int]:
+    """Whole numbers with commas between them. ValueError if the option of that name was given something else."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{name} takes whole numbers with commas between them, as in 1,4,16, not {text!r}") from None

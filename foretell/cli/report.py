@@ -10,11 +10,14 @@ from rich.console import Console
 from rich.table import Table
 
 from foretell.bench.compare import Comparison
+from foretell.bench.host import host
 from foretell.bench.run import Run
+from foretell.cli.options import TargetOptions
 from foretell.engine.llm import LLM
 from foretell.engine.stats import Stats
 from foretell.verify import RULES
 
+STOPPED = "stopped before the end: this is what was finished"
 SAME_TOKENS = next(iter(RULES))  # the rule whose tokens are those of plain decoding, whatever the temperature
 
 
@@ -34,6 +37,27 @@ def promise(exact: bool, rule: str, temperature: float) -> str:
     if exact:
         return what
     return f"{what}, up to rounding: here a row's last bits depend on the rows computed with it"
+
+
+def subject(llm: LLM, model: TargetOptions) -> dict[str, Any]:
+    """What was measured, and on what."""
+    machine = host()
+    return {
+        "model": llm.name,
+        "backend": llm.target.backend,
+        "exact": llm.target.exact,
+        "dtype": model.dtype,
+        "threads": model.threads or machine["cores"],
+        "machine": machine,
+    }
+
+
+def subject_line(result: dict[str, Any]) -> str:
+    machine = result["machine"]
+    return (
+        f"{result['model']} ({result['backend']}, {result['threads']} threads) on {machine['processor']}, "
+        f"{machine['cores']} cores"
+    )
 
 
 def show_stats(run: Run, llm: LLM, rule: str) -> None:

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from foretell.cli.command import fail
-from foretell.cli.options import ModelOptions
+from foretell.cli.options import TargetOptions
 from foretell.engine.llm import LLM
 from foretell.engine.request import Event
 from foretell.models import hub
@@ -47,13 +47,14 @@ def bar() -> Iterator[Callable[[int, int, str], None]]:
         yield lambda done, total, what: shown.update(task, completed=done, total=total, description=escape(what))
 
 
-def load(options: ModelOptions) -> LLM:
-    """The model, fetched first if it is a built-in one that is not here yet."""
-    arguments = options.arguments()
-    fetched(options.model, options.draft_model)
+def load(options: TargetOptions, **more: Any) -> LLM:
+    """The model, fetched first if it is a built-in one that is not here yet. more: arguments of `LLM` beside these; one
+    request at once, unless they say otherwise."""
+    arguments = {"max_batch": 1, **options.arguments(), **more}
+    fetched(options.model, arguments.get("draft_model"))
     with progress() as say:
         say(f"loading {options.model}")
-        return LLM(**arguments, max_batch=1)
+        return LLM(**arguments)
 
 
 def fetched(*names: str | None) -> None:

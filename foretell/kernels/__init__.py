@@ -43,6 +43,7 @@ SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     ),
     "ft_swiglu": (None, (_PTR, _PTR, _I64, _I64, _PTR)),
     "ft_top": (None, (_PTR, _I64, _I64, _I64, _PTR)),
+    "ft_stream": (_I64, (_PTR, _PTR, _PTR, _I64)),
 }
 
 

@@ -609,4 +609,35 @@ void ft_swiglu(void *pool, const float *x, int64_t rows, int64_t n, float *out) 
   });
 }
 
+// Reads `count` buffers once, on all threads, and adds up their words: what a forward's weights cost if nothing is done
+// with them. The sum is returned so that no compiler leaves the reading out.
+int64_t ft_stream(void *pool, const void *const *data, const int64_t *bytes, int64_t count) {
+  typedef uint32_t U8 __attribute__((vector_size(32), aligned(4), may_alias)); // unsigned: it may overflow
+  struct Piece { const char *at; int64_t bytes; };
+  constexpr int64_t PIECE = 1 << 17;
+  std::vector<Piece> pieces;
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t at = 0; at < bytes[i]; at += PIECE)
+      pieces.push_back({static_cast<const char *>(data[i]) + at, bytes[i] - at < PIECE ? bytes[i] - at : PIECE});
+  std::atomic<int64_t> total{0};
+  static_cast<Pool *>(pool)->run(int64_t(pieces.size()), 1, [&](int64_t a, int64_t b) {
+    int64_t sum = 0;
+    for (int64_t p = a; p < b; ++p) {
+      U8 sums[4] = {};
+      int64_t i = 0;
+      for (; i + 128 <= pieces[p].bytes; i += 128) {
+        const U8 *v = (const U8 *)(pieces[p].at + i);
+        __builtin_prefetch(pieces[p].at + i + 2048);
+        __builtin_prefetch(pieces[p].at + i + 2048 + 64);
+        for (int j = 0; j < 4; ++j) sums[j] += v[j];
+      }
+      for (; i < pieces[p].bytes; ++i) sum += pieces[p].at[i];
+      U8 all = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+      for (int j = 0; j < 8; ++j) sum += all[j];
+    }
+    total += sum;
+  });
+  return total;
+}
+
 } // extern "C"

@@ -102,6 +102,11 @@ class LlamaModel:
         config = self.config
         return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self.ops.cache_dtype.itemsize
 
+    def weights(self) -> list[object]:
+        """The packed weights of the products of a forward, which reads each of them whole."""
+        layers = [weight for layer in self._layers for weight in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+        return [*layers, self._head]
+
     def forward(
         self, rows: Rows, cache: Cache, *, taps: Collection[int] = (), layers: Sequence[int] | None = None
     ) -> Output:

@@ -5,7 +5,9 @@ Every result lies in a buffer that the next call of the same operation overwrite
 
 from __future__ import annotations
 
+import ctypes
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -188,6 +190,14 @@ class NativeOps:
         out = self._buffer("swiglu", rows, width)
         self._lib.ft_swiglu(self._pool, x.data_ptr(), rows, width, out.data_ptr())
         return out
+
+    def stream(self, weights: Sequence[object]) -> int:
+        """Read packed weights from end to end with all threads, and do nothing with them; how many bytes that were."""
+        tensors = [weight.data for weight in weights if isinstance(weight, Packed)]
+        data = (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+        sizes = (ctypes.c_int64 * len(tensors))(*[tensor.nbytes for tensor in tensors])
+        self._lib.ft_stream(self._pool, data, sizes, len(tensors))
+        return sum(sizes)
 
     def _buffer(self, name: str, rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """[rows, width], contents undefined; the same memory at the next call with this name."""
