@@ -1,5 +1,4 @@
-"""Prompts by kind: those written for this benchmark, files in the form of Spec-Bench, HumanEval and GSM8K, or one's own.
-"""
+"""Prompts by kind: those written for this benchmark, files in the form of Spec-Bench, HumanEval and GSM8K, or one's own."""
 
 from __future__ import annotations
 
