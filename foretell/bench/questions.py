@@ -1,4 +1,4 @@
-"""Prompts by kind: those written for this benchmark, files in the form of Spec-Bench, HumanEval and GSM8K, or one's own."""
+"""Prompts by kind: those written for this benchmark, files like Spec-Bench's, HumanEval's and GSM8K's, or one's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from foretell.bench.prompts import PROMPTS
+from foretell.bench.prompts import PROMPTS, ids_of
+from foretell.engine.llm import LLM
 from foretell.models.files import read_text
 
 # Spec-Bench's names for its first kind; every other category is a kind of its own.
@@ -101,6 +102,18 @@ def of_kinds(questions: Sequence[Question], kinds: Sequence[str]) -> list[Questi
     if not questions:
         raise ValueError("there are no prompts in what was given")
     return [question for question in questions if not kinds or question.kind in kinds]
+
+
+def fitted(llm: LLM, questions: Sequence[Question]) -> list[list[int]]:
+    """The prompts' token ids. ValueError if one leaves no room for an answer."""
+    prompts = [ids_of(llm, question.text) for question in questions]
+    longest = max(range(len(prompts)), key=lambda i: len(prompts[i]))
+    if len(prompts[longest]) >= llm.max_context:
+        raise ValueError(
+            f"prompt {longest + 1}, of kind {questions[longest].kind!r}, has {len(prompts[longest])} tokens, and the "
+            f"context {llm.max_context}: leave it out or raise max_context"
+        )
+    return prompts
 
 
 def _alternating(lists: Sequence[Sequence[str]]) -> list[str]:

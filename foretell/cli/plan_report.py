@@ -50,8 +50,8 @@ def origin(result: dict[str, Any]) -> list[str]:
         lines.append(f"Given: {', '.join(result['given'])}.")
     if not result["load_known"]:
         lines.append(
-            "A forward is taken to cost the same whatever its rows; what more of them cost, and so how many requests may "
-            "run at once, takes --forward-ms by rows, or --bandwidth and --flops."
+            "A forward is taken to cost the same whatever its rows; to see how many requests pay, give --forward-ms by "
+            "rows, or --bandwidth and --flops."
         )
     lines.append(f"{result['context']:.0f} tokens before the next one.")
     return lines
@@ -155,8 +155,8 @@ def _break_even(result: dict[str, Any]) -> Section:
         needed = [result["break_even_alpha"][batch][n - 1] for batch in batches]
         rows.append([str(n), _alpha(result["alpha"][n - 1]), *map(_alpha, needed)])
     text = [
-        "The acceptance alpha at which chains, always drafted whole, are as fast as plain decoding; a dash where none is "
-        "enough. Here: the alpha that E above comes to."
+        "The acceptance alpha at which chains, always drafted whole, are as fast as plain decoding; a dash where none "
+        "is enough. Here: the alpha that E above comes to."
     ]
     return Section("Break-even", text, Table(["draft tokens", "here", *map(_column, batches)], rows))
 
