@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from foretell.bench.compare import first_difference
-from foretell.bench.prompts import ids_of
-from foretell.bench.questions import Question
+from foretell.bench.questions import Question, fitted
 from foretell.bench.run import Run, afresh, warm_up
 from foretell.engine.llm import LLM
 from foretell.engine.stats import Stats
@@ -123,13 +122,7 @@ def _runs(
     llm: LLM, questions: Sequence[Question], settings: Settings, stopping: Callable[[], bool]
 ) -> Iterator[tuple[Sample, list[int]]]:
     """What was counted on each question and the tokens of the answer, until stopped."""
-    prompts = [ids_of(llm, question.text) for question in questions]
-    longest = max(range(len(prompts)), key=lambda i: len(prompts[i]))
-    if len(prompts[longest]) >= llm.max_context:
-        raise ValueError(
-            f"prompt {longest + 1}, of kind {questions[longest].kind!r}, has {len(prompts[longest])} tokens, and the "
-            f"context {llm.max_context}: leave it out or raise max_context"
-        )
+    prompts = fitted(llm, questions)
     warm_up(llm)
     for number, (question, prompt) in enumerate(zip(questions, prompts, strict=True)):
         if not settings.carry:

@@ -1,33 +1,28 @@
-"""How fast one request decodes, with drafts and without: everything from one run, the engines taking turns.
+"""How fast one request decodes, with drafts and without, and in other engines: everything from one run, taking turns.
 
-For each prompt and repetition plain decoding, speculative decoding and, if asked for, another engine generate the same
-number of tokens one after the other, in an order that turns round with the repetition; medians over the repetitions are
-reported, with ratios of those. Speeds are of decoding: tokens after the first round, without the prompt.
+On each prompt plain decoding, speculative decoding and the peers generate the same number of tokens one after another,
+in an order that turns round with the repetition. A prompt's times are medians over its repetitions; ratios are of times
+on the same prompts. Speeds are of decoding: tokens after the first round, whose time is the TTFT, prompt included.
 """
 
 from __future__ import annotations
 
-import platform
-import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-from foretell.bench.against import Other
 from foretell.bench.compare import first_difference
-from foretell.bench.forward import TimedTarget, row_times, timed
-from foretell.bench.prompts import encoded
+from foretell.bench.forward import TimedTarget, timed
+from foretell.bench.peers import Peers
+from foretell.bench.questions import Question, fitted
 from foretell.bench.run import Run, afresh, warm_up
+from foretell.bench.timing import Answer, Speed, figures, mean_s
 from foretell.engine.llm import LLM
 from foretell.engine.stats import Stats
-from foretell.machine import cores
 from foretell.types import Sampling
 
-ROWS = (1, 4, 8, 16, 32)
-CONTEXT = 300
-FORWARDS = 15  # of each size at least
-PLAIN, DRAFTED, OTHER = "plain", "drafted", "other"
+PLAIN, DRAFTED = "plain", "drafted"
+Progress = Callable[[int, int, str], None]  # turns done, of how many, what is running
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +33,6 @@ class Settings:
     temperature: float = 0.0
     seed: int = 0
     repetitions: int = 3
-    kinds: list[str] = field(default_factory=list)  # of prompt; empty: all
 
     def __post_init__(self) -> None:
         if self.repetitions < 1:
@@ -57,134 +51,140 @@ class _Result:
 
     kind: str
     prompt: list[int]
-    seconds: dict[str, list[float]] = field(default_factory=dict)  # per token, of each repetition, by engine
+    answers: dict[str, list[Answer]] = field(default_factory=dict)  # of each repetition, by engine
     stats: Stats = field(default_factory=Stats)  # of one drafted run; the others are its equals
     difference: int | None = None  # first token where plain and drafted part
-    other_difference: int | None = None  # and where plain and the other engine do
 
-    def add(self, engine: str, seconds: float, tokens: int) -> None:
-        if tokens:
-            self.seconds.setdefault(engine, []).append(seconds / tokens)
+    def speed(self, engine: str) -> Speed | None:
+        return Speed.of(self.answers[engine]) if engine in self.answers else None
 
-    def median(self, engine: str) -> float:
-        """Seconds per token; 0 where nothing was decoded."""
-        return statistics.median(self.seconds[engine]) if engine in self.seconds else 0.0
+    def agreed(self, engine: str) -> int:
+        """Tokens of an engine's answer up to the first that is not plain decoding's."""
+        mine, theirs = (self.answers[name][0].token_ids for name in (PLAIN, engine))
+        difference = first_difference(mine, theirs)
+        return len(mine) if difference is None else difference
 
 
 class _Bench:
-    def __init__(self, llm: LLM, settings: Settings, other: Other | None) -> None:
-        self.llm, self.settings, self.other = llm, settings, other
-        self.results = [_Result(kind, prompt) for kind, prompt in encoded(llm, settings.kinds).items()]
-        self.engines = (PLAIN, DRAFTED) if other is None else (PLAIN, DRAFTED, OTHER)
+    def __init__(self, llm: LLM, settings: Settings, results: list[_Result], peers: Peers) -> None:
+        self.llm, self.settings, self.results, self.peers = llm, settings, results, peers
         self.step_s = {PLAIN: 0.0, DRAFTED: 0.0}  # of decoding steps
         self.forward_s = {PLAIN: 0.0, DRAFTED: 0.0}  # of the target's forwards in them
-        self.row_s: dict[int, list[float]] = {size: [] for size in ROWS}  # of forwards by their number of rows
 
-    def run(self, progress: Callable[[str], None]) -> None:
-        count = self.settings.repetitions
-        each = -(-FORWARDS // (count * len(self.results)))  # spread over the run, like everything else
+    def run(self, progress: Progress, stopping: Callable[[], bool]) -> bool:
+        """Whether it came to its end."""
+        turns = [(repetition, result) for repetition in range(self.settings.repetitions) for result in self.results]
         with timed(self.llm) as target:
-            for repetition in range(count):
-                for result in self.results:
-                    progress(f"{result.kind}, repetition {repetition + 1} of {count}")
-                    self._turn(result, repetition, target)
-                    for size, seconds in row_times(self.llm, ROWS, context=CONTEXT, repetitions=each).items():
-                        self.row_s[size] += seconds
+            for number, (repetition, result) in enumerate(turns):
+                progress(number, len(turns), f"{result.kind}: foretell")
+                if not self._ours(result, repetition, target, stopping):
+                    return False
+                alive = list(self.peers.alive)
+                first = number % max(1, len(alive))
+                for name in alive[first:] + alive[:first]:
+                    progress(number, len(turns), f"{result.kind}: {name}")
+                    self._theirs(result, name, stopping)
+                    if stopping():
+                        return False
+        return True
 
-    def _turn(self, result: _Result, repetition: int, target: TimedTarget) -> None:
-        """Each engine once on one prompt."""
-        outputs: dict[str, list[int]] = {}
+    def _ours(self, result: _Result, repetition: int, target: TimedTarget, stopping: Callable[[], bool]) -> bool:
+        """Plain and drafted decoding once on one prompt; False, and nothing of it is kept, if stopped."""
+        answers: dict[str, Answer] = {}
         for engine in (PLAIN, DRAFTED) if repetition % 2 == 0 else (DRAFTED, PLAIN):
             sampling = self.settings.sampling(0 if engine == PLAIN else None)
             afresh(self.llm)
-            run = Run(self.llm, result.prompt, sampling, meter=lambda: target.seconds)
-            outputs[engine] = run.finish().token_ids
-            result.add(engine, run.decode_s, run.decoded)
+            run = Run(self.llm, result.prompt, sampling, stopping=stopping, meter=lambda: target.seconds)
+            if run.finish().finish_reason == "abort":
+                return False
+            answers[engine] = run.answer
             self.step_s[engine] += run.decode_s
             self.forward_s[engine] += run.metered
             if engine == DRAFTED:
                 result.stats = run.request.stats
-        plain = outputs[PLAIN]
-        difference = first_difference(plain, outputs[DRAFTED])
+        difference = first_difference(answers[PLAIN].token_ids, answers[DRAFTED].token_ids)
         result.difference = difference if result.difference is None else result.difference
-        if self.other is not None and len(plain) > 1:
-            theirs, seconds = self.other.decode(result.prompt, len(plain))
-            result.add(OTHER, seconds, len(theirs) - 1)
-            result.other_difference = first_difference(plain, theirs)
+        for engine, answer in answers.items():
+            result.answers.setdefault(engine, []).append(answer)
+        return True
 
-    def row(self, result: _Result) -> dict[str, Any]:
-        """One prompt's part of the report."""
+    def _theirs(self, result: _Result, name: str, stopping: Callable[[], bool]) -> None:
+        count = len(result.answers[PLAIN][0].token_ids)
+        found = self.peers.ask(name, [result.prompt], [count], stopping)
+        if found is not None:
+            result.answers.setdefault(name, []).append(found[0][0])
+
+    def figures(self, results: Sequence[_Result]) -> dict[str, Any]:
+        """Of all prompts of a kind, or of all there are."""
+        stats = Stats.pooled(result.stats for result in results)
+        plain, drafted = (_speeds(results, engine) for engine in (PLAIN, DRAFTED))
         return {
-            "kind": result.kind,
-            "prompt_tokens": len(result.prompt),
-            "tokens": result.stats.emitted,
-            **self._speeds({engine: result.median(engine) for engine in self.engines}),
-            **_rates(result.stats),
-            "first_difference": result.difference,
-            **({"other_first_difference": result.other_difference} if self.other else {}),
+            "prompts": len(results),
+            "tokens": stats.emitted,
+            "alpha": stats.acceptance_rate,
+            "E": stats.tokens_per_round,
+            "drafted_by_depth": stats.drafted_by_depth,
+            "accepted_by_depth": stats.accepted_by_depth,
+            PLAIN: figures(plain),
+            DRAFTED: figures(drafted),
+            "speedup": _ratio(mean_s(plain), mean_s(drafted)),
+            "identical": all(result.difference is None for result in results),
+            "peers": {name: self._against(name, results) for name in self.peers.notes},
         }
 
-    def total(self) -> dict[str, Any]:
-        """All prompts together, each with the weight of its tokens."""
-        tokens = sum(result.stats.emitted for result in self.results)
-        seconds = {e: sum(r.median(e) * r.stats.emitted for r in self.results) / tokens for e in self.engines}
+    def _against(self, name: str, results: Sequence[_Result]) -> dict[str, Any] | None:
+        """A peer beside foretell, on the prompts that both answered; None if there are none."""
+        both = [result for result in results if name in result.answers]
+        if not both:
+            return None
+        theirs = _speeds(both, name)
         return {
-            "tokens": tokens,
-            **self._speeds(seconds),
-            **_rates(Stats.pooled(result.stats for result in self.results)),
-            "identical": all(result.difference is None for result in self.results),
+            "prompts": len(both),
+            **figures(theirs),
+            **{f"{e}_ratio": _ratio(mean_s(theirs), mean_s(_speeds(both, e))) for e in (PLAIN, DRAFTED)},
+            "tokens": sum(len(result.answers[name][0].token_ids) for result in both),
+            "agreed_tokens": sum(result.agreed(name) for result in both),
         }
-
-    def _speeds(self, seconds: dict[str, float]) -> dict[str, float]:
-        """Tokens per second, and how many times as fast as the others drafting is. seconds: per token, by engine."""
-        speeds = {f"{engine}_tokens_per_second": 1 / s if s else 0.0 for engine, s in seconds.items()}
-        drafted = seconds[DRAFTED]
-        ratios = {"speedup": seconds[PLAIN] / drafted if drafted else 0.0}
-        if OTHER in seconds:
-            ratios["plain_against_other"] = seconds[OTHER] / seconds[PLAIN] if seconds[PLAIN] else 0.0
-            ratios["drafted_against_other"] = seconds[OTHER] / drafted if drafted else 0.0
-        return speeds | ratios
 
 
 def decode(
-    llm: LLM, settings: Settings, other: Other | None = None, progress: Callable[[str], None] = lambda line: None
+    llm: LLM,
+    questions: Sequence[Question],
+    settings: Settings,
+    peers: Peers,
+    progress: Progress = lambda done, total, what: None,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """The report, ready for JSON. ValueError if no prompt can be made."""
-    bench = _Bench(llm, settings, other)
-    progress("warming up")
+    """The report, ready for JSON; once `stopping` says True, of what was finished by then. peers: not opened yet.
+    ValueError if a prompt does not fit, or if peers, which are greedy, would be compared with sampled answers."""
+    if settings.temperature and peers.settings.names:
+        raise ValueError("peers decode greedily: leave out --temperature or --peers")
+    prompts = fitted(llm, questions)
+    results = [_Result(question.kind, prompt) for question, prompt in zip(questions, prompts, strict=True)]
+    context = min(llm.max_context, max(map(len, prompts)) + settings.max_tokens)
+    peers.open(context, 1, lambda what: progress(0, 1, what), stopping)
+    bench = _Bench(llm, settings, results, peers)
+    progress(0, 1, "warming up")
     warm_up(llm)
-    bench.run(progress)
-    seconds = {size: statistics.median(times) for size, times in bench.row_s.items()}
+    complete = bench.run(progress, stopping)
+    done = [result for result in results if result.answers]
+    kinds = dict.fromkeys(result.kind for result in done)
     return {
-        "machine": {"processor": processor(), "cores": cores()},
         "settings": asdict(settings),
-        "prompts": [bench.row(result) for result in bench.results],
-        "total": bench.total(),
-        "forward_context": CONTEXT,
-        "forward_ms": {str(size): 1000 * s for size, s in seconds.items()},
-        "forward_ratio": {str(size): s / seconds[1] for size, s in seconds.items()},
-        "outside_forward": {engine: _rest(bench.forward_s[engine], bench.step_s[engine]) for engine in bench.step_s},
+        "complete": complete,
+        "kinds": [
+            {"kind": kind, **bench.figures([result for result in done if result.kind == kind])} for kind in kinds
+        ],
+        "all": bench.figures(done),
+        "outside_forward": {e: 1 - _ratio(bench.forward_s[e], s) if s else 0.0 for e, s in bench.step_s.items()},
+        "peers": peers.notes,
     }
 
 
-def _rest(part: float, whole: float) -> float:
-    return 1 - part / whole if whole else 0.0
+def _speeds(results: Sequence[_Result], engine: str) -> list[Speed]:
+    found = (result.speed(engine) for result in results)
+    return [speed for speed in found if speed is not None]
 
 
-def _rates(stats: Stats) -> dict[str, Any]:
-    return {
-        "alpha": stats.acceptance_rate,
-        "E": stats.tokens_per_round,
-        "drafted_by_depth": stats.drafted_by_depth,
-        "accepted_by_depth": stats.accepted_by_depth,
-    }
-
-
-def processor() -> str:
-    """The processor's name as the system gives it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else 0.0

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -58,8 +58,8 @@ def forward(
     with contextlib.closing(rounds):
         done = 0
         while done < settings.repetitions and not stopping():
-            for (size, _), seconds in next(rounds).items():
-                times[size].append(seconds)
+            for (size, _), took in next(rounds).items():
+                times[size].append(took)
             done += 1
             progress(done, settings.repetitions, "forwards")
     seconds = {size: statistics.median(values) for size, values in times.items() if values}
@@ -138,8 +138,8 @@ def forward_times(llm: LLM, shapes: Sequence[Shape], *, context: int, repetition
     """Seconds of forwards of those shapes in turn, each a chain behind `context` tokens. No request may be running."""
     times: dict[Shape, list[float]] = {shape: [] for shape in shapes}
     with contextlib.closing(_rounds(llm, shapes, context)) as rounds:
-        for _, seconds in zip(range(repetitions), rounds, strict=False):
-            for shape, took in seconds.items():
+        for _, round_s in zip(range(repetitions), rounds, strict=False):
+            for shape, took in round_s.items():
                 times[shape].append(took)
     return times
 
@@ -147,7 +147,7 @@ def forward_times(llm: LLM, shapes: Sequence[Shape], *, context: int, repetition
 @torch.inference_mode()
 def _rounds(
     llm: LLM, shapes: Sequence[Shape], context: int, between: Callable[[], None] = lambda: None
-) -> Iterator[dict[Shape, float]]:
+) -> Generator[dict[Shape, float]]:
     """Seconds of one forward of each shape, in turn, without end; `between` is called before each of them.
 
     The context is computed once: a further call finds it in the prefix cache.

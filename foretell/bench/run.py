@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
+from foretell.bench.timing import Answer
 from foretell.engine.llm import LLM, Prompt
 from foretell.engine.request import Completion, Event
 from foretell.types import Sampling
@@ -81,6 +82,12 @@ class Run:
         return self.request.completion()
 
     @property
+    def answer(self) -> Answer:
+        """The finished run in the terms of other engines."""
+        tokens = self.completion.token_ids
+        return Answer(tokens, len(tokens) - self.decoded, self.prefill_s, self.prefill_s + self.decode_s)
+
+    @property
     def decoded(self) -> int:
         return max(0, self.request.stats.emitted - self._first)
 
@@ -101,9 +108,10 @@ class Run:
 
 
 def afresh(llm: LLM) -> None:
-    """Forget earlier runs: a rule's noise is free for the next run of its seed, and a drafter that remembers an answer
-    knows the next one to the same prompt by heart."""
+    """Forget earlier runs: a rule's noise is free for the next run of its seed, prompts are computed anew, and a
+    drafter that remembers an answer would know the next one to the same prompt by heart."""
     llm.engine.rule = type(llm.engine.rule)()
+    llm.engine.cache.forget()
     llm.drafter.reset()
 
 

@@ -1,4 +1,4 @@
-"""`foretell bench forward`: what a forward of the model costs by its number of rows, and how near memory lets it come."""
+"""`foretell bench forward`: what a forward of the model costs, by its rows and beside reading its weights."""
 
 from __future__ import annotations
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from foretell.bench.compare import Comparison
 from foretell.bench.host import host
 from foretell.bench.run import Run
-from foretell.cli.options import TargetOptions
+from foretell.cli.command import fail
+from foretell.cli.options import ModelOptions, TargetOptions
 from foretell.engine.llm import LLM
 from foretell.engine.stats import Stats
 from foretell.verify import RULES
@@ -52,12 +55,42 @@ def subject(llm: LLM, model: TargetOptions) -> dict[str, Any]:
     }
 
 
+def drafting(llm: LLM, model: ModelOptions, temperature: float) -> dict[str, Any]:
+    """What drafts for it, and what holds of the tokens."""
+    return {
+        "drafter": model.drafter,
+        "draft_tokens": model.draft_tokens,
+        "rule": model.rule,
+        "kept": keeps_tokens(model.rule, temperature),
+        "promise": promise(llm.target.exact, model.rule, temperature),
+    }
+
+
 def subject_line(result: dict[str, Any]) -> str:
     machine = result["machine"]
     return (
-        f"{result['model']} ({result['backend']}, {result['threads']} threads) on {machine['processor']}, "
-        f"{machine['cores']} cores"
+        f"{result['model']}, backend {result['backend']}, {result['threads']} threads, on {machine['processor']} "
+        f"({machine['cores']} cores)"
     )
+
+
+def intro(result: dict[str, Any]) -> list[str]:
+    """What was measured, in lines."""
+    drafts = f"drafter {result['drafter']}, draft tokens {result['draft_tokens']}, rule {result['rule']}"
+    return [subject_line(result), f"{drafts}: {result['promise']}", *([] if result["complete"] else [STOPPED])]
+
+
+def leave(result: dict[str, Any], stopped: bool, *, identical: bool) -> None:
+    """End a measurement with the exit code it deserves."""
+    if stopped:
+        raise typer.Exit(130)
+    if result["kept"] and not identical:
+        fail("the tokens differ from those of plain decoding", 1)
+
+
+def heat(ratio: float) -> float:
+    """How good a ratio is, for a page: red where the other engine is faster, green where it is slower."""
+    return max(-1.0, min(1.0, math.log2(ratio))) if ratio > 0 else 0.0
 
 
 def show_stats(run: Run, llm: LLM, rule: str) -> None:

@@ -144,6 +144,11 @@ class Cache:
         self._free_lines.append(seq.table)
         seq.table, seq.cached = -1, 0
 
+    def forget(self) -> None:
+        """Give up the pages that no request is using: a prompt with the same beginning is computed anew."""
+        if self._prefix is not None:
+            self._free.extend(self._prefix.evict(self._prefix.idle_slots))
+
     def check(self) -> None:
         """Raise AssertionError unless every slot is exactly one of free, held and published."""
         seen = list(self._free)

@@ -31,7 +31,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 SUPPORTED = frozenset(_DEFAULTS)
 
 _MOST_LAYERS = 10_000
-_MODEL_TYPES = {
+MODEL_TYPES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -117,7 +117,7 @@ def architecture_of(config: Mapping[str, Any]) -> str:
     names = config.get("architectures")
     if isinstance(names, list) and names and isinstance(names[0], str):
         return names[0]
-    return _MODEL_TYPES.get(str(config.get("model_type")), str(config.get("model_type") or "unknown"))
+    return MODEL_TYPES.get(str(config.get("model_type")), str(config.get("model_type") or "unknown"))
 
 
 def _number(config: Mapping[str, Any], key: str, default: float | None = None) -> float:

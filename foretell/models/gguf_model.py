@@ -15,13 +15,13 @@ from foretell.models.chat import end_ids, token_ids
 from foretell.models.config import ModelConfig
 from foretell.models.gguf_file import GgufFile
 
-_ARCHITECTURES = {
+ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral3": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-_NAMES = {
+NAMES = {
     "token_embd": "embed_tokens",
     "output_norm": "norm",
     "output": "lm_head",
@@ -49,8 +49,8 @@ class GgufModel:
     def __init__(self, path: Path) -> None:
         self.file = GgufFile(path)
         architecture = self.file.metadata.get("general.architecture")
-        if architecture not in _ARCHITECTURES:
-            raise ValueError(f"{path}: GGUF architecture {architecture!r} is not one of {', '.join(_ARCHITECTURES)}")
+        if architecture not in ARCHITECTURES:
+            raise ValueError(f"{path}: GGUF architecture {architecture!r} is not one of {', '.join(ARCHITECTURES)}")
         self._raw_names = {_name(path, raw): raw for raw in self.file.tensors if raw != "rope_freqs.weight"}
         try:
             self.config = _config(self.file, architecture, self._raw_names)
@@ -73,9 +73,9 @@ class GgufModel:
 
 def _name(path: Path, raw: str) -> str:
     match = re.fullmatch(r"(blk\.(\d+)\.)?(\w+)\.(weight|bias)", raw)
-    if match is None or match[3] not in _NAMES:
+    if match is None or match[3] not in NAMES:
         raise ValueError(f"{path}: tensor {raw!r} belongs to no known model")
-    return (f"layers.{match[2]}." if match[1] else "") + f"{_NAMES[match[3]]}.{match[4]}"
+    return (f"layers.{match[2]}." if match[1] else "") + f"{NAMES[match[3]]}.{match[4]}"
 
 
 def _config(file: GgufFile, architecture: str, names: Mapping[str, str]) -> ModelConfig:
@@ -85,7 +85,7 @@ def _config(file: GgufFile, architecture: str, names: Mapping[str, str]) -> Mode
     if get("expert_count", 0) or get("attention.temperature_scale", 0):
         raise ValueError("mixtures of experts and models with attention temperature are not supported")
     hf = {
-        "architectures": [_ARCHITECTURES[architecture]],
+        "architectures": [ARCHITECTURES[architecture]],
         "vocab_size": get("vocab_size", len(file.strings("tokenizer.ggml.tokens"))),
         "hidden_size": get("embedding_length"),
         "num_hidden_layers": get("block_count"),

@@ -1,0 +1,67 @@
+"""The options that choose other engines to run beside foretell, and what there is to say about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import typer
+
+from foretell.bench.peers import ALL, FAMILIES, PEERS, Settings
+from foretell.report.page import Section
+
+
+@dataclass
+class PeerOptions:
+    peers: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,...", help=f"The same weights in other engines: {', '.join(PEERS)}; {ALL}: each."),
+    ] = None
+    peer_pythons: Annotated[
+        list[str],
+        typer.Option(
+            "--peer-python",
+            metavar="NAME=PATH",
+            help=f"The Python that has one of {', '.join(FAMILIES)}; several times. Default: this one.",
+        ),
+    ] = field(default_factory=list)
+    peer_draft_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Of peers that look up; default: as their documentation has it.")
+    ] = None
+    peer_timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="A peer that takes longer to load or to answer is left out.")
+    ] = 600.0
+
+    def settings(self) -> Settings:
+        names = [name.strip() for name in (self.peers or "").split(",") if name.strip()]
+        if self.peers is not None and not names:
+            raise ValueError(f"--peers names none: choose from {', '.join(PEERS)}, or {ALL!r}")
+        pythons = [text.partition("=") for text in self.peer_pythons]
+        wrong = next((name + equals for name, equals, path in pythons if not path), None)
+        if wrong is not None:
+            raise ValueError(f"--peer-python takes a name and a path, as in vllm=venv/bin/python, not {wrong!r}")
+        return Settings(
+            list(PEERS) if ALL in names else list(dict.fromkeys(names)),
+            {name: path for name, _, path in pythons},
+            self.peer_draft_tokens,
+            self.peer_timeout,
+        )
+
+
+def notes(result: dict[str, Any]) -> list[str]:
+    """A line for every peer that was asked for."""
+    lines = []
+    for name, note in result["peers"].items():
+        if "skipped" in note:
+            lines.append(f"{name} was left out: {note['skipped']}")
+        elif note:
+            looked = f", {note['draft_tokens']} drafted tokens a round" if note["draft_tokens"] else ""
+            failed = f"; it failed: {note['failed']}" if "failed" in note else ""
+            lines.append(f"{name}: version {note['version']}, {note['dtype']}{looked}{failed}")
+    return lines
+
+
+def section(result: dict[str, Any]) -> Section:
+    """How everything was run, for a page."""
+    settings = ", ".join(f"{name} {value}" for name, value in result["settings"].items())
+    return Section("How it was run", [f"Settings: {settings}.", *notes(result)])
