@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from foretell import drafters
 from foretell.bench.plan import LONGEST, TOGETHER, Measured, Rounds, Settings, measure
-from foretell.cli import plan_report, report
+from foretell.cli import page, plan_report, report
 from foretell.cli.amounts import amount
 from foretell.cli.command import fail, verb
 from foretell.cli.engines import Choice, settings
@@ -20,9 +19,7 @@ from foretell.cli.figures import GivenOptions
 from foretell.cli.options import DEFAULT_MODEL, ModelOptions, numbers
 from foretell.cli.prompts import PromptOptions
 from foretell.cli.terminal import Interrupt, bar, load
-from foretell.models.files import replacing
 from foretell.planner.offline import MOST, Costs, Forecast, alpha_of, cost_per_million
-from foretell.report.plots import library
 
 CONTEXT = 1024  # tokens, where nothing was run and none is given
 A_MODEL, A_DRAFT_MODEL = "MODEL", "DRAFT_MODEL"  # where figures are given and no model is named
@@ -41,7 +38,7 @@ class PlanOptions(PromptOptions):
     ] = None
     memory: Annotated[str | None, typer.Option(metavar="SIZE", help="What all must fit in, as 12GiB.")] = None
     price_per_hour: Annotated[float | None, typer.Option(metavar="X", help="Of the machine, in any currency.")] = None
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as one HTML page too.")] = None
+    html: page.HtmlOption = None
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False
 
     def batches(self) -> list[int]:
@@ -56,10 +53,7 @@ class PlanOptions(PromptOptions):
             raise ValueError(f"--context must be at least 1, not {self.context}")
         if self.price_per_hour is not None and self.price_per_hour < 0:
             raise ValueError(f"--price-per-hour must not be negative, not {self.price_per_hour}")
-        if self.html is not None:
-            library()
-            if self.html.is_dir() or not self.html.parent.is_dir():
-                raise ValueError(f"--html needs the name of a file in a folder that is there, not {str(self.html)!r}")
+        page.check(self.html)
 
 
 @verb
@@ -114,12 +108,12 @@ def command(model: ModelOptions, given: GivenOptions, options: PlanOptions) -> N
     }
     result["engines"] = [asdict(setting) for setting in settings(_choice(model, given, forecast, batches[0], run))]
     result["answer"] = plan_report.answer(result)
-    if options.html is not None:
-        _write(options.html, plan_report.html(result))
     if options.json:
         print(json.dumps(result))
     else:
         plan_report.show(result, report.console())
+    if options.html is not None:
+        page.write(options.html, plan_report.TITLE, plan_report.intro(result), plan_report.sections(result, drawn=True))
 
 
 def _longest(draft_tokens: str) -> int:
@@ -202,11 +196,3 @@ def _choice(model: ModelOptions, given: GivenOptions, forecast: Forecast, batch:
     draft = model.draft_model or (A_DRAFT_MODEL if not run and given.steps_cost and model.drafter == "auto" else None)
     schedule = [] if given.same_for_all_rows else forecast.schedule()
     return Choice(named, model.drafter, draft, forecast.best(batch), schedule)
-
-
-def _write(path: Path, page: str) -> None:
-    try:
-        with replacing(path) as fresh:
-            fresh.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error}") from error

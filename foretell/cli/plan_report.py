@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 
 from foretell.cli import report
 from foretell.cli.amounts import size
-from foretell.report.page import Section, Table, page
+from foretell.report.page import Section, Table
 from foretell.report.plots import Axes, Curve, bars, lines
 
+TITLE = "Does speculation pay?"
 SLIGHT = 1.05  # a speed-up that runs differ by anyway
 CURVES = 6  # of a plot at most
 
@@ -57,9 +59,13 @@ def origin(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-def sections(result: dict[str, Any]) -> list[Section]:
-    """Without plots."""
-    return [
+def intro(result: dict[str, Any]) -> list[str]:
+    return [result["answer"], *origin(result)]
+
+
+def sections(result: dict[str, Any], drawn: bool = False) -> list[Section]:
+    """drawn: with plots; ValueError if matplotlib is missing."""
+    found = [
         _by_batch(result),
         _by_length(result),
         _break_even(result),
@@ -67,6 +73,8 @@ def sections(result: dict[str, Any]) -> list[Section]:
         *([_memory(result)] if result["memory"] else []),
         *_engines(result),
     ]
+    plots = {0: _prices, 1: _speedups, 2: _break_evens} if drawn else {}
+    return [replace(s, figure=plots[i](result)) if i in plots else s for i, s in enumerate(found)]
 
 
 def show(result: dict[str, Any], console: Console) -> None:
@@ -85,17 +93,6 @@ def show(result: dict[str, Any], console: Console) -> None:
             console.print(table)
         if section.code:
             print(section.code)  # as it is: to be copied, so never wrapped
-
-
-def html(result: dict[str, Any]) -> str:
-    """The same as a page, with plots. ValueError if matplotlib is missing."""
-    plots = {
-        "By requests at once": _prices(result),
-        "By draft tokens": _speedups(result),
-        "Break-even": _break_evens(result),
-    }
-    found = [Section(s.heading, s.text, s.table, plots.get(s.heading, ""), s.code) for s in sections(result)]
-    return page("Does speculation pay?", [result["answer"], *origin(result)], found)
 
 
 def _tokens(count: int) -> str:
@@ -131,7 +128,7 @@ def _by_length(result: dict[str, Any]) -> Section:
     for n in lengths:
         gains = [result["speedup"][batch][n - 1] for batch in batches]
         rows.append([str(n), f"{result['E'][n - 1]:.2f}", *(f"{gain:.2f}" for gain in gains)])
-        heat.append([0.0, *(gain - 1 if gain > 1 else 1 - 1 / gain for gain in gains)])
+        heat.append([0.0, *map(report.heat, gains)])
     best = {row["batch"]: row["draft_tokens"] for row in result["batches"]}
     marks = [(lengths.index(best[b]), 2 + i) for i, b in enumerate(batches) if best[b] in lengths]
     text = [

@@ -82,17 +82,13 @@ def bars(axes: Axes, groups: Sequence[str], curves: Sequence[Curve]) -> str:
     return _svg(axes, draw, len(curves))
 
 
-def library() -> tuple[Any, Any]:
-    """matplotlib and its figures. ValueError, in one sentence, if it is missing: ask before you measure for long."""
+def _svg(axes: Axes, draw: Any, labels: int) -> str:
     try:
-        return importlib.import_module("matplotlib"), importlib.import_module("matplotlib.figure")
+        library: Any = importlib.import_module("matplotlib")
+        figures: Any = importlib.import_module("matplotlib.figure")
     except ImportError as error:
         raise ValueError("an HTML report needs matplotlib: pip install 'foretell[report]'") from error
-
-
-def _svg(axes: Axes, draw: Any, labels: int) -> str:
-    matplotlib, figures = library()
-    with matplotlib.rc_context(_STYLE):
+    with library.rc_context(_STYLE):
         figure = figures.Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
         plot = figure.subplots()
         draw(plot)

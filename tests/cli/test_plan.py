@@ -129,7 +129,7 @@ def test_html_needs_nothing_else(tmp_path: Path) -> None:
         ((*GIVEN, "--draft-tokens", "few"), "--draft-tokens takes whole numbers"),
         ((*GIVEN, "--context", "0"), "--context must be at least 1"),
         ((*GIVEN, "--memory", "lots"), "--memory takes a number"),
-        ((*GIVEN, "--html", "no/such/folder/plan.html"), "a folder that is there"),
+        ((*GIVEN, "--html", "no/such/folder/plan.html"), "--html takes a file in a folder that there is"),
         (("--drafter", "none"), "drafter 'none' drafts nothing"),
         (("--drafter", "psychic"), "is not one of"),
         (("--prompts", "no-such-file"), "cannot be read"),
