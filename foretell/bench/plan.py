@@ -25,7 +25,7 @@ from foretell.planner.offline import Acceptance, Costs, Counted, measured
 from foretell.types import Output, Rows, Sampling
 
 LONGEST = 15  # nodes, unless the user asks for another number
-FEWEST = 3  # nodes of the smallest budget that is run, and the next is four times as large
+FEWEST = 2  # nodes of the smallest budget that is run at most, and the next is about three times as large
 SMALL, LARGE = range(1, 17), (1, 24, 32, 48, 64)  # rows of the forwards that are timed
 REACH = (1, 4, 16)  # of those that are timed behind texts of both lengths
 NEAR, FAR = 64, 1024  # tokens of these texts
@@ -57,7 +57,7 @@ class Settings:
         """Those that are run besides plain decoding."""
         found = [self.longest]
         while found[0] > FEWEST:
-            found.insert(0, max(1, found[0] // 4))
+            found.insert(0, round(found[0] / 3))
         return found
 
 
@@ -138,19 +138,16 @@ class Times:
 
 class MeasuredCosts:
     """Straight lines between what was measured, the last ones going on beyond it. one_s: seconds of a forward over a
-    single row behind `NEAR` tokens. beside: seconds of a round beside its forward, by requests and nodes for each.
-
-    Attention is timed for the rows of one request. Rows of several share no keys, so with long texts many requests take
-    more than this says.
-    """
+    single row behind `NEAR` tokens. beside: seconds of a round beside its forward, by requests and nodes for each."""
 
     def __init__(self, one_s: float, times: Times, beside: Mapping[float, Mapping[float, float]]) -> None:
         self._one_s = one_s
         self._rows, self._attended = piecewise(times.rows), piecewise(times.attended)
         self._beside = {requests: piecewise(points) for requests, points in beside.items()}
 
-    def forward(self, rows: float, attended: float) -> float:
-        return self._one_s * (self._rows(rows) + self._attended(rows) * (attended - rows * NEAR))
+    def forward(self, rows: float, attended: float, requests: float) -> float:
+        further = self._attended(rows / requests) * (attended - rows * NEAR)  # rows of several share no keys
+        return self._one_s * (self._rows(rows) + further)
 
     def draft(self, nodes: float, requests: float) -> float:
         return piecewise({count: at(nodes / requests) for count, at in self._beside.items()})(requests)

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-Forward = Callable[[float, float], float]  # rows, attended -> seconds; see `offline.Costs`
+Forward = Callable[[float, float, float], float]  # rows, attended, requests -> seconds; see `offline.Costs`
 
 
 def piecewise(points: Mapping[float, float]) -> Callable[[float], float]:
@@ -30,7 +30,7 @@ def table(points: Mapping[float, float]) -> Forward:
     if not points or min(points) < 1 or min(points.values()) <= 0:
         raise ValueError("a forward has at least one row and takes more than no time")
     at = piecewise(points)
-    return lambda rows, attended: at(rows)
+    return lambda rows, attended, requests: at(rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,12 @@ class Machine:
 
 
 def roofline(machine: Machine) -> Forward:
-    """A forward takes as long as reading the weights or as computing the rows, whichever is longer, and reads keys and
-    values of all that its rows attend to besides (Williams et al. 2009, doi 10.1145/1498765.1498785)."""
+    """A forward takes as long as reading the weights or as computing the rows, whichever is longer, and reads the keys
+    and values of every request once for all its rows (Williams et al. 2009, doi 10.1145/1498765.1498785)."""
     reading = machine.weights / machine.bandwidth
     row = 2 * machine.parameters / machine.flops if machine.flops else 0.0
-    return lambda rows, attended: max(reading, rows * row) + attended * machine.kv / machine.bandwidth
+    token = machine.kv / machine.bandwidth
+    return lambda rows, attended, requests: max(reading, rows * row) + attended / rows * requests * token
 
 
 class GivenCosts:
@@ -71,5 +72,5 @@ class GivenCosts:
         self.forward, self._gamma, self._step_s = forward, gamma, step_s
 
     def draft(self, nodes: float, requests: float) -> float:
-        step = self._gamma * self.forward(requests, 0.0) if self._step_s is None else self._step_s
+        step = self._gamma * self.forward(requests, 0.0, requests) if self._step_s is None else self._step_s
         return nodes / requests * step

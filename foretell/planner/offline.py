@@ -23,9 +23,9 @@ LEAST = 1e-12  # chances below it are left out of sums
 class Costs(Protocol):
     """What the parts of a round take, in seconds or in any other unit, as long as it is the same for both."""
 
-    def forward(self, rows: float, attended: float) -> float:
+    def forward(self, rows: float, attended: float, requests: float) -> float:
         """Of one forward of the target over so many rows of all requests. attended: the sum over the rows of the tokens
-        that each one sees."""
+        that each one sees; rows of the same request see the same ones."""
         ...
 
     def draft(self, nodes: float, requests: float) -> float:
@@ -109,7 +109,7 @@ class Forecast:
 
     def __init__(self, costs: Costs, acceptance: Acceptance, context: float) -> None:
         self.costs, self.acceptance, self.context = costs, acceptance, context
-        self._forwards: dict[int, float] = {}  # by rows
+        self._forwards: dict[tuple[int, int], float] = {}  # by rows and batch
         self._rounds: dict[tuple[int, int], float] = {}  # by length and batch
 
     @property
@@ -162,9 +162,9 @@ class Forecast:
     def _round_s(self, nodes: int, batch: int) -> float:
         """Of a round in which that many nodes are proposed in all."""
         rows = batch + nodes
-        if rows not in self._forwards:
-            self._forwards[rows] = self.costs.forward(rows, rows * self.context)
-        return self._forwards[rows] + self.costs.draft(nodes, batch)
+        if (rows, batch) not in self._forwards:
+            self._forwards[rows, batch] = self.costs.forward(rows, rows * self.context, batch)
+        return self._forwards[rows, batch] + self.costs.draft(nodes, batch)
 
 
 def total(chances: Chances, count: int) -> Chances:

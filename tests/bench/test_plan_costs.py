@@ -33,7 +33,9 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     return LLM(folder, "suffix+recycling", draft_tokens=6, max_batch=TOGETHER, max_context=512)
 
 
-@pytest.mark.parametrize(("longest", "budgets"), [(1, [1]), (3, [3]), (4, [1, 4]), (15, [3, 15]), (40, [2, 10, 40])])
+@pytest.mark.parametrize(
+    ("longest", "budgets"), [(1, [1]), (3, [1, 3]), (4, [1, 4]), (15, [2, 5, 15]), (40, [1, 4, 13, 40])]
+)
 def test_budgets_are_few_and_end_at_the_longest(longest: int, budgets: list[int]) -> None:
     assert Settings(longest).budgets() == budgets
 
@@ -48,10 +50,13 @@ def test_a_plan_for_no_drafts_is_refused() -> None:
 def test_costs_between_what_was_measured() -> None:
     times = Times({1: 1.0, 4: 1.6, 8: 3.2}, {1: 0.001, 4: 0.0004})
     costs = MeasuredCosts(0.010, times, {1: {0.0: 0.002, 4.0: 0.004}, 5: {0.0: 0.006, 4.0: 0.016}})
-    assert costs.forward(1, NEAR) == pytest.approx(0.010)
-    assert costs.forward(1, NEAR + 100) == pytest.approx(0.010 + 0.001)
-    assert costs.forward(4, 4 * (NEAR + 100)) == pytest.approx(0.016 + 4 * 100 * 0.0004 * 0.010)
-    assert costs.forward(6, 6 * NEAR) == pytest.approx(0.024) and costs.forward(16, 16 * NEAR) == pytest.approx(0.064)
+    assert costs.forward(1, NEAR, 1) == pytest.approx(0.010)
+    assert costs.forward(1, NEAR + 100, 1) == pytest.approx(0.010 + 0.001)
+    assert costs.forward(4, 4 * (NEAR + 100), 1) == pytest.approx(0.016 + 4 * 100 * 0.0004 * 0.010)
+    assert costs.forward(4, 4 * (NEAR + 100), 4) == pytest.approx(0.016 + 4 * 100 * 0.001 * 0.010)
+    assert costs.forward(6, 6 * NEAR, 1) == pytest.approx(0.024) and costs.forward(16, 16 * NEAR, 1) == pytest.approx(
+        0.064
+    )
     assert costs.draft(0, 1) == pytest.approx(0.002) and costs.draft(2, 1) == pytest.approx(0.003)
     assert costs.draft(20, 5) == pytest.approx(0.016) and costs.draft(12, 3) == pytest.approx(0.010)
     assert costs.draft(36, 9) == pytest.approx(0.028), "beyond what was measured the line goes on"
@@ -63,7 +68,7 @@ def test_the_forward_is_that_of_the_engine() -> None:
     drafted = Rounds(2, [Stats()], count=5, tokens=10, decode_s=0.1, attended=99, forward=[0.015])
     found = Measured([plain, drafted], Times({1: 1.0, 2: 1.2}, {1: 0.004}), {1: {0: 0.0, 2: 0.0}}, True)
     assert found.context == NEAR + 50 and found.one_s == pytest.approx(0.012 / 1.2)
-    assert found.costs().forward(1, found.context) == pytest.approx(0.012)
+    assert found.costs().forward(1, found.context, 1) == pytest.approx(0.012)
     assert found.speedup(plain) == 1 and found.speedup(drafted) == 2
 
 
@@ -72,7 +77,7 @@ def test_measure_counts_what_runs_give(llm: LLM) -> None:
     told: list[tuple[int, int, str]] = []
     found = measure(llm, QUESTIONS, settings, lambda *line: told.append(line))
     assert found is not None and found.complete
-    assert [run.budget for run in found.runs] == [0, 1, 6] and not llm.engine.requests
+    assert [run.budget for run in found.runs] == [0, 2, 6] and not llm.engine.requests
     for run in found.runs:
         stats = []
         for number, question in enumerate(QUESTIONS):
@@ -105,7 +110,7 @@ def test_stopped_early_whole_prompts_count(llm: LLM) -> None:
         return measure(
             llm,
             QUESTIONS,
-            Settings(longest=3, max_tokens=8),
+            Settings(longest=2, max_tokens=8),
             lambda done, total, what: started.append(what),
             lambda: len(started) > 2 * prompts,
         )

@@ -34,7 +34,7 @@ def flat(gamma: float) -> GivenCosts:
 
 def linear(gamma: float = 0.0, row: float = 0.1) -> GivenCosts:
     """Every row after the first adds to a forward."""
-    return GivenCosts(lambda rows, attended: 1 + row * (rows - 1), gamma)
+    return GivenCosts(lambda rows, attended, requests: 1 + row * (rows - 1), gamma)
 
 
 def geometric(alpha: float, length: int) -> float:
@@ -74,13 +74,13 @@ def test_rounds_are_averaged_over_what_is_proposed(counts: list[list[int]], batc
     """A drafter that does not always use its budget, against a sum over all that the requests may propose."""
     law = np.array(counts[0]) / sum(counts[0])
     length = len(law) - 1
-    costs = GivenCosts(lambda rows, attended: 1 + rows**2 + attended / 7, gamma=0.25)
+    costs = GivenCosts(lambda rows, attended, requests: 1 + rows**2 + attended / (7 + requests), gamma=0.25)
     acceptance = Acceptance([1.0] * len(law), [[1.0], *([*law] for _ in range(length))] if length else [law.tolist()])
     expected = 0.0
     for proposed in itertools.product(range(len(law)), repeat=batch):
         chance = float(np.prod(law[list(proposed)]))
         rows = batch + sum(proposed)
-        expected += chance * (costs.forward(rows, rows * 30) + costs.draft(sum(proposed), batch))
+        expected += chance * (costs.forward(rows, rows * 30, batch) + costs.draft(sum(proposed), batch))
     assert Forecast(costs, acceptance, context=30).round_s(length, batch) == pytest.approx(expected)
 
 
@@ -124,7 +124,7 @@ def test_the_best_length_by_hand() -> None:
 def test_where_it_stops_to_pay() -> None:
     """Reading the weights takes as long as computing 8 rows, and drafting is free: with alpha = 1/2 one node pays while
     max(8, 2 B) < 1.5 max(8, B), which is up to B = 5 (10 < 12), not B = 6 (12 = 12)."""
-    forecast = Forecast(GivenCosts(lambda rows, attended: max(8, rows)), chain([0.5], 1), context=10)
+    forecast = Forecast(GivenCosts(lambda rows, attended, requests: max(8, rows)), chain([0.5], 1), context=10)
     assert [forecast.best(batch) for batch in (1, 4, 5, 6, 7)] == [1, 1, 1, 0, 0]
     assert forecast.stops_at() == 6 and forecast.stops_at(5) is None
     assert forecast.schedule(8) == [(1, 5, 1), (6, 8, 0)]
@@ -163,7 +163,9 @@ def test_a_dearer_drafter_is_never_faster(alpha: float, one: float, other: float
 @given(ALPHAS, st.integers(1, 8), st.floats(1, 40))
 def test_load_never_helps_where_reading_weights_is_shared(alpha: float, length: int, knee: float) -> None:
     """A forward that costs the same up to a number of rows and grows in proportion beyond."""
-    forecast = Forecast(GivenCosts(lambda rows, attended: max(knee, rows)), chain([alpha], length), context=10)
+    forecast = Forecast(
+        GivenCosts(lambda rows, attended, requests: max(knee, rows)), chain([alpha], length), context=10
+    )
     gains = [forecast.speedup(forecast.best(batch), batch) for batch in (1, 2, 4, 8, 16, 32, 64)]
     assert all(later <= earlier + 1e-9 for earlier, later in itertools.pairwise(gains)) and gains[-1] >= 1
 
@@ -224,9 +226,10 @@ def test_piecewise() -> None:
 def test_a_roofline_is_bound_by_what_takes_longer() -> None:
     machine = Machine(weights=100.0, bandwidth=50.0, parameters=10.0, flops=100.0, kv=5.0)
     forward = roofline(machine)
-    assert forward(1, 0) == 2 and forward(10, 0) == 2 and forward(20, 0) == 4, "0.2 a row, 2 for the weights"
-    assert forward(1, 30) == 2 + 30 * 5 / 50
-    assert roofline(Machine(100.0, 50.0, 10.0))(1000, 0) == 2
+    assert forward(1, 0, 1) == 2 and forward(10, 0, 1) == 2 and forward(20, 0, 1) == 4, "0.2 a row, 2 for the weights"
+    assert forward(1, 30, 1) == 2 + 30 * 5 / 50
+    assert forward(8, 8 * 30, 2) == forward(2, 2 * 30, 2) == 2 + 2 * 30 * 5 / 50, "rows of a request share its keys"
+    assert roofline(Machine(100.0, 50.0, 10.0))(1000, 0, 1) == 2
 
 
 @pytest.mark.parametrize(
