@@ -26,7 +26,7 @@ from foretell.types import Output, Rows, Sampling
 
 LONGEST = 15  # nodes, unless the user asks for another number
 FEWEST = 2  # nodes of the smallest budget that is run at most, and the next is about three times as large
-SMALL, LARGE = range(1, 17), (1, 24, 32, 48, 64)  # rows of the forwards that are timed
+SMALL, LARGE = range(1, 17), (16, 24, 32, 48, 64)  # rows of the forwards that are timed
 REACH = (1, 4, 16)  # of those that are timed behind texts of both lengths
 NEAR, FAR = 64, 1024  # tokens of these texts
 TURNS = 5  # of each size and text
@@ -128,8 +128,8 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of forwards, as multiples of one over a single row behind `NEAR` tokens that was timed in the same turn: what
-    else a machine does then falls on both. rows: by their number; attended: what a token more that a row attends to
+    """Of forwards, as multiples of one over a single row behind `NEAR` tokens. Multiples are taken within a turn, of
+    large ones over the largest of the small ones: what else a machine does then falls on both. rows: by their number; attended: what a token more that a row attends to
     adds for each row, by the number of rows."""
 
     rows: dict[float, float]
@@ -264,8 +264,10 @@ def row_times(llm: LLM) -> Times:
     rows: dict[float, float] = {}
     for sizes in (SMALL, LARGE):
         times = forward_times(llm, [(size, None) for size in sizes], context=NEAR, repetitions=TURNS)
-        ones = times[1, None]
-        rows |= {n: statistics.median(t / one for t, one in zip(times[n, None], ones, strict=True)) for n in sizes}
+        unit = rows.get(sizes[0], 1.0)
+        for n in sizes:
+            ratios = (t / first for t, first in zip(times[n, None], times[sizes[0], None], strict=True))
+            rows[n] = unit * statistics.median(ratios)
     far = min(FAR, llm.max_context // 2)
     grown: dict[int, list[float]] = {n: [] for n in REACH}
     for _ in range(TURNS):
