@@ -24,9 +24,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "models": ("kernels", "kv", "machine", "types"),
     "drafters": ("models", "kv", "types"),
     "engine": ("machine", "scheduler", "planner", "drafters", "verify", "sampling", "kv", "models", "types"),
-    "bench": (*ENGINE, "machine", "models", "kv", "types"),
+    "bench": (*ENGINE, "planner.given", "planner.offline", "machine", "models", "kv", "types"),
     "report": (),
-    "cli": ("bench", "report", *ENGINE, "drafters", "verify", "models", "types"),
+    "cli": ("bench", "report", *ENGINE, "planner.given", "planner.offline", "drafters", "verify", "models", "types"),
     "__init__": (*ENGINE, "drafters", "types"),
 }
 SHARED = ("base", "files", "grow", "index", "member", "passes", "reading", "search")  # of the package, for all drafters

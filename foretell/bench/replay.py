@@ -123,14 +123,14 @@ def turns(llm: LLM, messages: Messages, context: int = CONTEXT) -> Iterator[Turn
             yield Turn(CALL if message.get("tool_calls") else TEXT, prompt[-context:], answer)
 
 
-def agreeing(tokens: Sequence[int], parents: Sequence[int], answer: Sequence[int]) -> int:
-    """Length of the longest path of the tree, from the root, whose tokens are the next of the answer."""
-    depth = {-1: 0}  # of the nodes whose path agrees
+def agreeing(tokens: Sequence[int], parents: Sequence[int], answer: Sequence[int]) -> list[int]:
+    """The nodes of the longest path of the tree, from the root, whose tokens are the next of the answer."""
+    paths: dict[int, list[int]] = {-1: []}  # to the nodes whose path agrees
     for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
-        at = depth.get(parent)
-        if at is not None and at < len(answer) and token == answer[at]:
-            depth[node] = at + 1
-    return max(depth.values())
+        path = paths.get(parent)
+        if path is not None and len(path) < len(answer) and token == answer[len(path)]:
+            paths[node] = [*path, node]
+    return max(paths.values(), key=len)
 
 
 class Player:
@@ -156,7 +156,7 @@ class Player:
             drafting += time.perf_counter() - started if seq.rounds else 0.0
             left = turn.answer[seq.generated :]
             accepted = agreeing(tokens, parents, left)
-            seq.tokens += left[: accepted + 1]
+            seq.tokens += left[: len(accepted) + 1]
             seq.cached, seq.rounds = len(seq.tokens) - 1, seq.rounds + 1
             stats.count_round(parents, accepted)
             self._drafter.observe(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from foretell.cli import bench, chat, generate, models
+from foretell.cli import bench, chat, generate, models, plan
 from foretell.cli.command import Command, close_stdout, help_alone
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ def root(
 
 app.command("generate", cls=Command)(generate.command)
 app.command("chat", cls=Command)(chat.command)
+app.command("plan", cls=Command)(plan.command)
 app.add_typer(models.app, name="models")
 app.add_typer(bench.app, name="bench")
 

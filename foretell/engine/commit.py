@@ -25,7 +25,7 @@ def commit(
     for b, (i, (tokens, parents)) in enumerate(zip(plan.ready, drafts.trees(), strict=True)):
         seq, path = plan.seqs[i], verdict.accepted[b]
         request = requests[seq.id]
-        request.stats.count_round(parents, len(path))
+        request.stats.count_round(parents, path)
         seq.rounds += 1
         new = [tokens[node] for node in path] + [verdict.next_token[b]]
         rows = [base] + [base + 1 + node for node in path]

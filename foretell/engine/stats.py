@@ -13,7 +13,9 @@ class Stats:
 
     rounds: verifications, plain ones included. drafted: nodes the drafter proposed. accepted: those on the target's
     path. riders: rows computed beside the nodes for the drafter's sake alone. emitted: tokens generated. *_by_depth:
-    index 0 is the first token after the root. prefill_s: time of the steps before the first token, decode_s: of those
+    index 0 is the first token after the root. accepted_by_node: in how many rounds the node of that place in the
+    drafter's own order was accepted; a drafter that proposes its best nodes first would have had the sum of the first k
+    accepted with a budget of k. prefill_s: time of the steps before the first token, decode_s: of those
     after it; draft_s, verify_s: their parts spent in the drafter, and in the target's forward with verification. A step
     shared by several requests counts for each. cached_tokens: prompt tokens found in the prefix cache. by_member: of
     a drafter of several members, [drafted, accepted] nodes that each guessed; a node may be several members'. plain_s:
@@ -28,6 +30,7 @@ class Stats:
     riders: int = 0
     accepted_by_depth: list[int] = field(default_factory=list)
     drafted_by_depth: list[int] = field(default_factory=list)
+    accepted_by_node: list[int] = field(default_factory=list)
     prefill_s: float = 0.0
     decode_s: float = 0.0
     draft_s: float = 0.0
@@ -52,20 +55,22 @@ class Stats:
         """Decoding against plain decoding, estimated; 0 where the costs are not known."""
         return self.plain_s / self.decode_s if self.decode_s else 0.0
 
-    def count_round(self, parents: Sequence[int], accepted: int) -> None:
-        """One verification of a tree (parents, -1 is the root), of which a path of `accepted` nodes was kept."""
+    def count_round(self, parents: Sequence[int], accepted: Sequence[int]) -> None:
+        """One verification of a tree (parents, -1 is the root), of which the path of the `accepted` nodes was kept."""
         depths: list[int] = []
         for parent in parents:
             depths.append(depths[parent] + 1 if parent >= 0 else 0)
         self.rounds += 1
         self.drafted += len(depths)
-        self.accepted += accepted
+        self.accepted += len(accepted)
         for depth in depths:
             _grow(self.drafted_by_depth, depth + 1)
             self.drafted_by_depth[depth] += 1
         _grow(self.accepted_by_depth, len(self.drafted_by_depth))
-        for depth in range(accepted):
+        _grow(self.accepted_by_node, len(depths))
+        for depth, node in enumerate(accepted):
             self.accepted_by_depth[depth] += 1
+            self.accepted_by_node[node] += 1
 
     def add_members(self, shares: Mapping[str, Sequence[int]]) -> None:
         for name, counts in shares.items():
@@ -83,13 +88,11 @@ class Stats:
             for name in ("prefill_s", "decode_s", "draft_s", "verify_s", "plain_s", "wasted_s"):
                 setattr(total, name, getattr(total, name) + getattr(part, name))
             total.add_members(part.by_member)
-            for mine, theirs in (
-                (total.accepted_by_depth, part.accepted_by_depth),
-                (total.drafted_by_depth, part.drafted_by_depth),
-            ):
+            for name in ("accepted_by_depth", "drafted_by_depth", "accepted_by_node"):
+                mine, theirs = getattr(total, name), getattr(part, name)
                 _grow(mine, len(theirs))
-                for depth, count in enumerate(theirs):
-                    mine[depth] += count
+                for i, count in enumerate(theirs):
+                    mine[i] += count
         return total
 
 

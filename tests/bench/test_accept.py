@@ -35,8 +35,8 @@ def opened(folder: Path, drafter: str | Drafter) -> LLM:
     return LLM(folder, drafter, max_batch=1, max_context=400, draft_tokens=6)
 
 
-def counted(*rounds: tuple[list[int], int]) -> Stats:
-    """Stats of rounds given as the tree's parents and the length of the accepted path."""
+def counted(*rounds: tuple[list[int], list[int]]) -> Stats:
+    """Stats of rounds given as the tree's parents and the accepted path."""
     stats = Stats()
     for parents, accepted in rounds:
         stats.count_round(parents, accepted)
@@ -45,8 +45,8 @@ def counted(*rounds: tuple[list[int], int]) -> Stats:
 
 
 def test_figures_divide_sums_by_sums() -> None:
-    good = counted(([-1, 0, 1], 3), ([-1, -1, 1], 2))  # 6 nodes, 5 accepted, depths 3 + 2 + 1
-    bad = counted(([-1], 0), ([], 0), ([], 0))
+    good = counted(([-1, 0, 1], [0, 1, 2]), ([-1, -1, 1], [1, 2]))  # 6 nodes, 5 accepted, depths 3 + 2 + 1
+    bad = counted(([-1], []), ([], []), ([], []))
     samples = [
         Sample("a", good, rounds=1, draft_s=0.002, verify_s=0.010, rest_s=0.003),
         Sample("a", bad, rounds=2, draft_s=0.004, verify_s=0.050, rest_s=0.0),
@@ -67,7 +67,7 @@ def test_nothing_measured_is_nought() -> None:
 
 
 def test_kinds_are_apart_and_together() -> None:
-    one, two = counted(([-1], 1)), counted(([-1], 0))
+    one, two = counted(([-1], [0])), counted(([-1], []))
     found = by_kind([Sample("b", one), Sample("a", two), Sample("b", two)])
     assert [(row["kind"], row["E"]) for row in found["kinds"]] == [("b", 1.5), ("a", 1.0)]
     assert found["all"]["E"] == pytest.approx(4 / 3) and "kind" not in found["all"]

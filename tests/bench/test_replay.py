@@ -90,11 +90,11 @@ def test_turns_are_what_the_model_would_be_asked(folder: Path) -> None:
 
 
 def test_agreeing_is_the_longest_path() -> None:
-    assert agreeing([], [], [5]) == 0
-    assert agreeing([5, 6, 7], [-1, 0, 1], [5, 6, 8]) == 2
-    assert agreeing([9, 5, 6, 6, 7], [-1, -1, 0, 1, 3], [5, 6, 7, 8]) == 3  # 6 below 9 does not count
-    assert agreeing([5, 5, 6], [-1, -1, 1], [5, 6]) == 2  # twice the same sibling
-    assert agreeing([5, 6, 7], [-1, 0, 1], [5, 6]) == 2  # no further than the recording
+    assert agreeing([], [], [5]) == []
+    assert agreeing([5, 6, 7], [-1, 0, 1], [5, 6, 8]) == [0, 1]
+    assert agreeing([9, 5, 6, 6, 7], [-1, -1, 0, 1, 3], [5, 6, 7, 8]) == [1, 3, 4]  # 6 below 9 does not count
+    assert agreeing([5, 5, 6], [-1, -1, 1], [5, 6]) == [1, 2]  # twice the same sibling
+    assert agreeing([5, 6, 7], [-1, 0, 1], [5, 6]) == [0, 1]  # no further than the recording
 
 
 class Watched(ScriptedDrafter):

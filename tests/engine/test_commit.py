@@ -351,6 +351,9 @@ def test_counts_of_1000_random_runs() -> None:
             assert stats.drafted_by_depth == [drawn.count(d) for d in range(max(drawn, default=-1) + 1)]
             assert stats.accepted_by_depth == [kept.count(d) for d in range(max(drawn, default=-1) + 1)]
             assert all(a <= b for a, b in zip(stats.accepted_by_depth, stats.drafted_by_depth, strict=True))
+            most = max((len(parents) for parents, _ in rounds), default=0)
+            nodes = [node for _, path in rounds for node in path]
+            assert stats.accepted_by_node == [nodes.count(node) for node in range(most)]
             assert asked.draft_tokens is None or stats.drafted <= asked.draft_tokens * stats.rounds
             assert 0 <= stats.acceptance_rate <= 1 and 1 <= stats.tokens_per_round <= 6
             assert min(stats.prefill_s, stats.decode_s, stats.draft_s, stats.verify_s) >= 0
@@ -365,7 +368,7 @@ def test_counts_of_1000_random_runs() -> None:
     assert total.acceptance_rate == sum(s.accepted for s in parts) / sum(s.drafted for s in parts)
     assert total.tokens_per_round == sum(s.emitted for s in parts) / sum(s.rounds for s in parts)
     assert abs(total.acceptance_rate - sum(s.acceptance_rate for s in parts) / 1000) > 0.01, "not the average of ratios"
-    assert sum(total.accepted_by_depth) == total.accepted > 300
+    assert sum(total.accepted_by_depth) == sum(total.accepted_by_node) == total.accepted > 300
     assert sum(s.prefill_s for s in parts) == pytest.approx(total.prefill_s)
 
 
