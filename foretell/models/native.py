@@ -14,6 +14,7 @@ from torch import Tensor
 from foretell import kernels
 from foretell.kv.cache import Cache, Plane
 from foretell.machine import cores
+from foretell.models.matrix import Matrix, pieces
 from foretell.models.ops import AttentionSpec
 from foretell.types import Rows
 
@@ -72,18 +73,20 @@ class NativeOps:
         self._where: tuple[int, ...] = ()  # pointers for rope_write: positions, slots
         self._view: tuple[int, ...] = ()  # pointers for attend
 
-    def pack(self, weight: Tensor) -> Packed:
+    def pack(self, weight: Matrix) -> Packed:
         outputs, inputs = weight.shape
-        blocks = math.ceil(outputs / self._block)
-        padded = torch.zeros(blocks * self._block, inputs, dtype=self.cache_dtype)
-        padded[:outputs] = weight
-        if self.cache_dtype == torch.bfloat16:
-            padded = padded.view(blocks, 2, self._lanes, inputs).transpose(1, 2).reshape(blocks, self._block, inputs)
-        data = padded.view(blocks, self._block, inputs).transpose(1, 2).contiguous()
+        data = torch.empty(math.ceil(outputs / self._block), inputs, self._block, dtype=self.cache_dtype)
+        for start, rows in pieces(weight, self._block):
+            blocks, first = math.ceil(len(rows) / self._block), start // self._block
+            padded = torch.zeros(blocks * self._block, inputs, dtype=self.cache_dtype)
+            padded[: len(rows)] = rows
+            if self.cache_dtype == torch.bfloat16:
+                padded = padded.view(blocks, 2, self._lanes, inputs).transpose(1, 2).reshape(-1, inputs)
+            data[first : first + blocks] = padded.view(blocks, self._block, inputs).transpose(1, 2)
         return Packed(data, data.data_ptr(), STORAGE[self.cache_dtype], outputs, inputs)
 
-    def vector(self, values: Tensor) -> Tensor:
-        return values.to(self.cache_dtype).float().contiguous()
+    def vector(self, values: Matrix) -> Tensor:
+        return values[:].to(self.cache_dtype, copy=True).float().contiguous()
 
     def start(self, rows: Rows, cache: Cache) -> None:
         count, requests = rows.tokens.numel(), rows.tables.numel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from foretell.models.hf import HFModel
 from foretell.models.hub import resolve
 from foretell.models.llama import LlamaModel
 from foretell.models.load import Checkpoint, open_checkpoint
+from foretell.models.matrix import Matrix, pieces
 from foretell.models.ops import Ops, TorchOps
 from foretell.models.text import Text, load_text
 
@@ -63,16 +65,15 @@ def open_model(
         if backend == "native":
             raise ValueError(f"{checkpoint.folder_or_file}: the native kernels cannot run this architecture")
         other = HFModel(checkpoint, DTYPES.get(dtype), threads=threads, max_context=max_context)
-        return Opened(
-            other, text, name, _digest([str(checkpoint.hf_config).encode(), dtype.encode(), *_sizes(checkpoint)])
-        )
+        parts = [str(checkpoint.hf_config).encode(), dtype.encode(), *_sizes(checkpoint)]
+        return Opened(other, text, name, _digest([part] for part in parts))
     if max_context is not None and max_context > config.max_positions:
         raise ValueError(f"max_context {max_context} is more than the model's {config.max_positions} positions")
     chosen = _dtype(checkpoint, dtype)
     ops = _ops(chosen, config.head_dim, threads, backend, share)
     target = LlamaModel(
         config,
-        checkpoint.tensor,
+        checkpoint.matrix,
         ops,
         stop_ids=frozenset(checkpoint.stop_ids),
         max_context=max_context or config.max_positions,
@@ -90,8 +91,12 @@ def whole(name: str, value: object, least: int, also: str = "") -> None:
 def _fingerprint(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype) -> str:
     last = config.num_layers - 1
     names = ("norm.weight", "layers.0.self_attn.q_proj.weight", f"layers.{last}.mlp.down_proj.weight")
-    weights = [checkpoint.tensor(name).float().numpy().tobytes() for name in names]
-    return _digest([str(config).encode(), str(dtype).encode(), *weights])
+    return _digest([[str(config).encode()], [str(dtype).encode()], *(_raw(checkpoint.matrix(name)) for name in names)])
+
+
+def _raw(matrix: Matrix) -> Iterator[bytes]:
+    """The tensor's bytes as float32."""
+    return (rows.float().numpy().tobytes() for _, rows in pieces(matrix))
 
 
 def _sizes(checkpoint: Checkpoint) -> list[bytes]:
@@ -100,10 +105,12 @@ def _sizes(checkpoint: Checkpoint) -> list[bytes]:
     return [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}".encode() for file in files]
 
 
-def _digest(parts: list[bytes]) -> str:
+def _digest(parts: Iterable[Iterable[bytes]]) -> str:
     digest = hashlib.sha256()
     for part in parts:
-        digest.update(part + b"\0")
+        for piece in part:
+            digest.update(piece)
+        digest.update(b"\0")
     return digest.hexdigest()[:20]
 
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foretell.kv.cache import Cache, Plane
+from foretell.models.matrix import Matrix, pieces
 from foretell.types import Rows
 
 ROWS = 16  # rows of every product with a weight
@@ -24,14 +25,15 @@ ELEMENTS = 32767  # PyTorch cuts larger elementwise work between threads, anywhe
 
 
 class Ops(Protocol):
-    """x and results are [R, width] in `dtype`; a weight is whatever `pack` made of an [out, in] matrix."""
+    """x and results are [R, width] in `dtype`; a weight is whatever `pack` made of an [out, in] matrix, of which it
+    keeps nothing and at no time has much more than its result in memory."""
 
     dtype: torch.dtype
     cache_dtype: torch.dtype
     backend: str
 
-    def pack(self, weight: Tensor) -> object: ...
-    def vector(self, values: Tensor) -> Tensor: ...
+    def pack(self, weight: Matrix) -> object: ...
+    def vector(self, values: Matrix) -> Tensor: ...
     def start(self, rows: Rows, cache: Cache) -> None:
         """Prepare what all layers of one forward share."""
         ...
@@ -82,11 +84,14 @@ class TorchOps:
         self._rows: Rows
         self._keys = self._lengths = torch.empty(0)
 
-    def pack(self, weight: Tensor) -> Tensor:
-        return weight.to(self.dtype).contiguous()
+    def pack(self, weight: Matrix) -> Tensor:
+        data = torch.empty(weight.shape, dtype=self.dtype)
+        for start, rows in pieces(weight):
+            data[start : start + len(rows)] = rows
+        return data
 
-    def vector(self, values: Tensor) -> Tensor:
-        return values.to(self.dtype)
+    def vector(self, values: Matrix) -> Tensor:
+        return values[:].to(self.dtype, copy=True)
 
     def start(self, rows: Rows, cache: Cache) -> None:
         self._rows = rows
