@@ -7,7 +7,7 @@ from pathlib import Path
 
 from foretell.kv.cache import Cache
 from foretell.models.base import Target
-from foretell.types import Drafts, Draw, Seen, Seq
+from foretell.types import Drafts, Draw, Kept, Seen, Seq
 
 Progress = Callable[[int, int], None]  # done, of how many
 
@@ -19,6 +19,7 @@ class Drafter:
     draft_tokens: int = 4  # nodes a round unless the user asks for another number
     chains: bool = False  # every tree it proposes is a chain
     predicts: bool = False  # it drafts from `Seq.prediction` too
+    kept: Kept = Kept()  # the memory it takes; what `LLM` builds by name is told in `drafters.kept`
 
     def attach(self, cache: Cache) -> None:
         """Called once before anything else; a drafter with keys and values adds its plane here."""

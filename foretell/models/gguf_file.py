@@ -78,13 +78,16 @@ class GgufFile:
         return self.rows(name, 0, self.tensors[name].shape[0])
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Some rows of the tensor as stored, dequantised to float32 if it is quantised. Read, not mapped: what is done
-        with leaves nothing behind in memory."""
+        """Some rows of the tensor as stored, dequantised to float32 if it is quantised. Read and not
+        mapped: pages of a map count as memory of the process."""
         info = self.tensors[name]
         if len(info.shape) == 1 and stop - start < info.shape[0]:
             return self.tensor(name)[start:stop]  # a block of quantised numbers may reach across
-        size, shape = info.nbytes // info.shape[0], (stop - start, *info.shape[1:])
-        raw = np.fromfile(self.path, np.uint8, count=size * (stop - start), offset=info.offset + size * start)
+        first, last = (info.nbytes * row // info.shape[0] for row in (start, stop))
+        shape = (stop - start, *info.shape[1:])
+        raw = np.fromfile(self.path, np.uint8, count=last - first, offset=info.offset + first)
+        if len(raw) < last - first:
+            raise ValueError(f"{self.path} has become shorter since it was opened")
         if info.kind in _PLAIN:
             return torch.from_numpy(raw).view(_PLAIN[info.kind]).view(shape)
         blocks = raw.reshape(gguf.quant_shape_to_byte_shape(shape, info.kind))

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-PIECE = 4 << 20  # bytes of a piece as float32: small enough that what is freed goes back to the system
+PIECE = 2 << 20  # bytes of a piece as float32: small enough that what is freed goes back to the system
 
 
 class Matrix(Protocol):

@@ -198,7 +198,10 @@ class NativeOps:
         if view is None:
             buffer = self._buffers.get((name, width))
             if buffer is None or buffer.shape[0] < rows:
-                buffer = self._buffers[name, width] = torch.empty(max(rows, 32), width, dtype=dtype)
+                # twice as many as before at least, so that growing leaves few holes; what no row uses is not touched
+                buffer = self._buffers[name, width] = torch.empty(
+                    1 << max(5, (rows - 1).bit_length()), width, dtype=dtype
+                )
                 self._views = {key: old for key, old in self._views.items() if key[:2] != (name, width)}
             view = self._views[name, width, rows] = buffer[:rows]
         return view
