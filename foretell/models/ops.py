@@ -8,6 +8,8 @@ of position (design, section 3) and works through them in tiles of `KEYS`, whose
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -82,7 +84,8 @@ class TorchOps:
         self.dtype = self.cache_dtype = dtype
         self.wide = torch.float64 if dtype == torch.float64 else torch.float32
         self._rows: Rows
-        self._keys = self._lengths = torch.empty(0)
+        self._keys = self._lengths = self._none = torch.empty(0)
+        self._buffers: dict[str, Tensor] = {}
 
     def pack(self, weight: Matrix) -> Tensor:
         data = torch.empty(weight.shape, dtype=self.dtype)
@@ -141,7 +144,8 @@ class TorchOps:
         out = []
         for part in range(0, len(qkv), ROWS):  # bounds the memory of the gathered keys
             rows = slice(part, part + ROWS)
-            k, v = (self._tiles(cached[layer], self._keys[rows]) for cached in (plane.k, plane.v))
+            k = self._tiles("k", plane.k[layer], self._keys[rows])
+            v = self._tiles("v", plane.v[layer], self._keys[rows])
             length = self._lengths[rows, None]
             visible = time < length
             if spec.window:
@@ -151,11 +155,21 @@ class TorchOps:
             out.append((flat.view(scores.shape).transpose(2, 3) @ v).sum(2))  # [r, kv, group, dim]
         return torch.cat(out).reshape(len(qkv), -1).to(self.dtype)
 
-    def _tiles(self, cached: Tensor, keys: Tensor) -> Tensor:
-        """cached: [slots, kv, dim]; keys: [r, T] -> [r, kv, T / KEYS, KEYS, dim]."""
+    def _tiles(self, name: str, cached: Tensor, keys: Tensor) -> Tensor:
+        """cached: [slots, kv, dim]; keys: [r, T] -> [r, kv, T / KEYS, KEYS, dim], valid until the next of that name."""
         rows, width = keys.shape
-        gathered = cached[keys].to(self.wide).view(rows, width // KEYS, KEYS, *cached.shape[1:])
-        return gathered.permute(0, 3, 1, 2, 4).contiguous()
+        gathered = self._buffer("gathered", (rows * width, *cached.shape[1:]), self.dtype)
+        torch.index_select(cached, 0, keys.flatten(), out=gathered)
+        tiles = gathered.view(rows, width // KEYS, KEYS, *cached.shape[1:]).permute(0, 3, 1, 2, 4)
+        return self._buffer(name, tiles.shape, self.wide).copy_(tiles)
+
+    def _buffer(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Contents undefined; the same memory at the next call with this name: what grows with the text, taken anew in
+        every layer, would leave holes of all sizes behind."""
+        count = math.prod(shape)
+        if self._buffers.get(name, self._none).numel() < count:
+            self._buffers[name] = torch.empty(1 << (count - 1).bit_length(), dtype=dtype)
+        return self._buffers[name][:count].view(shape)
 
     def swiglu(self, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, dim=-1)

@@ -44,7 +44,7 @@ def decoder_size(config: ModelConfig, stored: str, dtype: torch.dtype, *, native
         wide = 8 if dtype == torch.float64 else 4
         row = item * (4 * hidden + 2 * qkv + 7 * inner) + wide * (3 * hidden + 3 * qkv) + ROW
         wanted = item * (2 * config.vocab_size + hidden) + wide * 3 * hidden
-        key, seen = 16, ROWS * (keys * (3 * wide + item) + 3 * wide * config.num_heads)
+        key, seen = 16, ROWS * (keys * (2 * wide + item) + 3 * wide * config.num_heads)
     return ModelSize(
         weights=weights + TOKEN * tokens,
         kv=2 * config.num_layers * keys * item,
