@@ -139,7 +139,7 @@ def _fingerprint(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype
 
 def _raw(matrix: Matrix) -> Iterator[memoryview]:
     """The tensor's bytes as float32."""
-    return (memoryview(rows.float().contiguous().numpy()).cast("B") for _, rows in pieces(matrix))
+    return (rows.float().contiguous().numpy().data.cast("B") for _, rows in pieces(matrix))
 
 
 def _sizes(checkpoint: Checkpoint) -> list[bytes]:

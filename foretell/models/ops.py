@@ -168,7 +168,8 @@ class TorchOps:
         every layer, would leave holes of all sizes behind."""
         count = math.prod(shape)
         if self._buffers.get(name, self._none).numel() < count:
-            self._buffers[name] = torch.empty(1 << (count - 1).bit_length(), dtype=dtype)
+            with torch.inference_mode(False):  # a tensor made in that mode can be written in that mode alone
+                self._buffers[name] = torch.empty(1 << (count - 1).bit_length(), dtype=dtype)
         return self._buffers[name][:count].view(shape)
 
     def swiglu(self, x: Tensor) -> Tensor:
