@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from foretell.models.vocabulary import same_vocabulary
 from foretell.planner.memory import LEAST_CONTEXT, Needs, Split, in_bytes, refusal, shown, split
 from foretell.verify import Rule, make_rule
 
-SHARE = 16  # of a limit, one part of so many may be past texts, and another one noise
+SHARE = 16  # of a limit, one part of so many may be past texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +59,21 @@ class Setup:
         if limit is None:
             needs = self._needs(self.drafter, target, draft, rule, past)
             slots = _slots(needs.target.kv + (needs.draft.kv if needs.draft else 0), context, self.max_batch)
+            rule.noise_bytes = needs.noise_kept(self.max_batch)
             return Fitted(target, draft, self.drafter, rule, split(needs, slots, context, self.max_batch), past)
         past = min(past, limit // SHARE // drafters.PAST_BYTES)
-        rule.noise_bytes = min(rule.noise_bytes, limit // SHARE)
+        longest: dict[str, int] = {}  # what has no room -> the longest requests beside which it has
         for drafter, kept_draft in self._choices(draft):
             needs = self._needs(drafter, target, kept_draft, rule, past)
             slots = needs.slots(limit, context, self.max_batch)
             if slots >= context:
+                if longest:
+                    _warn(limit, longest, drafter)
+                rule.noise_bytes = needs.noise_kept(self.max_batch)
                 found = split(needs, slots, context, self.max_batch, limit)
                 return Fitted(target, kept_draft, drafter, rule, found, past)
-            if isinstance(drafter, str) and drafter != "none":
-                self._warn(drafter, kept_draft, needs.largest_context(limit, self.max_batch, context))
+            what = f"draft_model {kept_draft.name!r}" if kept_draft else f"what drafter {drafter!r} remembers"
+            longest[what] = needs.largest_context(limit, self.max_batch, context)
         raise ValueError(refusal(needs, limit, context, self.max_batch))
 
     def _check(self) -> int | None:
@@ -101,22 +106,21 @@ class Setup:
             target.size,
             draft.size if draft else None,
             kept,
-            rule=rule.noise_bytes,
+            noise=rule.noise_bytes,
             laws=rule.laws,
             translates=bool(ours and theirs and not same_vocabulary(ours, theirs)),
         )
 
-    def _warn(self, drafter: str, draft: Prepared | None, longest: int) -> None:
-        left = drafters.without_draft_model(drafter) if draft else "none"
-        what = f"draft_model {draft.name!r}" if draft else f"what drafter {drafter!r} remembers"
-        keeps = f"max_context {longest} would keep it" if longest else "a larger memory would keep it"
-        logging.getLogger("foretell").warning(
-            "memory %s has no room for %s beside a request of full length, so drafter %r runs instead: %s",
-            shown(in_bytes(self.memory)),
-            what,
-            left,
-            keeps,
-        )
+
+def _warn(limit: int, longest: Mapping[str, int], drafter: str | Drafter) -> None:
+    most = next(iter(longest.values()))
+    logging.getLogger("foretell").warning(
+        "memory %s has no room for %s beside a request of full length, so drafter %r runs instead: %s would keep it",
+        shown(limit),
+        " and ".join(longest),
+        drafter,
+        f"max_context {most}" if most else "more memory",
+    )
 
 
 def _slots(bytes_per_token: int, max_context: int, max_batch: int) -> int:

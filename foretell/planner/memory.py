@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from foretell.types import Kept, ModelSize
 
-BASE = 14 << 20  # code that is first run, buffers of a few rows, what allocators keep between two uses
+BASE = 24 << 20  # code that is first run, buffers of a few rows, holes between what allocators gave out
 SLOT = 200  # of one token's bookkeeping: its places in lists, the page it is found by, text and counts of its request
 ROWS = 256  # rows of a step beyond drafts, and of one pass of a draft model
 ROW_COPIES = 6  # float64 [V] that shaping and drawing from one row take at once
@@ -29,7 +29,7 @@ class Needs:
     target: ModelSize
     draft: ModelSize | None = None
     kept: Kept = Kept()  # by the drafter
-    rule: int = 0  # kept by the rule between two steps
+    noise: int = 0  # that the rule keeps between two steps, at most
     laws: bool = False  # q of every drafted node is kept through a step
     translates: bool = False  # the draft has tokens of its own, and so a cache of its own
 
@@ -37,6 +37,10 @@ class Needs:
         """Of one token in the cache."""
         draft = self.draft.kv if self.draft else 0
         return self.target.kv + draft + self.kept.per_token + SLOT * (2 if self.translates else 1)
+
+    def noise_kept(self, batch: int) -> int:
+        """What it is worth keeping: the draft's draws are the target's in the same round, and most in the next."""
+        return min(self.noise, 16 * self.target.vocab_size * batch * (1 + self.kept.nodes))
 
     def parts(self, context: int, batch: int) -> dict[str, int]:
         """All but the cache's slots, by the names of `Split`: for `batch` requests of at most `context` tokens."""
@@ -56,7 +60,7 @@ class Needs:
         return {
             "weights": target.weights + target.position * context,
             "draft_weights": draft.weights + draft.position * draft.max_context if draft else 0,
-            "workspace": BASE + work + self.rule + 4 * batch * context,
+            "workspace": BASE + work + self.noise_kept(batch) + 4 * batch * context,
             "drafting": drafting,
         }
 
@@ -134,10 +138,10 @@ class Split:
     def __str__(self) -> str:
         within = "" if self.limit is None else f" of {shown(self.limit)}"
         draft = f", draft model {shown(self.draft_weights)}" if self.draft_weights else ""
+        full = f"{self.full_requests} request{'s' if self.full_requests > 1 else ''} at full length"
         return (
-            f"{shown(self.peak)}{within}: weights {shown(self.weights)}{draft}, workspace {shown(self.workspace)}, "
-            f"drafting {shown(self.drafting)}, cache {shown(self.cache)} for {self.slots} tokens "
-            f"({self.full_requests} at full length)"
+            f"{shown(self.peak)}{within}: weights {shown(self.weights)}{draft}, cache {shown(self.cache)} "
+            f"({self.slots} tokens, {full})"
         )
 
 

@@ -15,13 +15,14 @@ from foretell.models.load import tensor_shapes
 LARGE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "vocab_size": 8000,
+    "vocab_size": 32000,
     "hidden_size": 1024,
     "intermediate_size": 2816,
-    "num_hidden_layers": 8,
+    "num_hidden_layers": 6,
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
     "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
 }
 SMALLER = {**LARGE, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "num_attention_heads": 8}

@@ -1,4 +1,4 @@
-"""Run a model in a process of its own and print what it took: the base before it, the peak, and what was predicted."""
+"""Run a model in a process of its own and print what it took: after loading, at its peak, and as predicted."""
 
 from __future__ import annotations
 
@@ -21,32 +21,30 @@ def status(name: str) -> int:
     raise LookupError(name)
 
 
-def fill(llm: LLM, tokens: int, penalty: float) -> None:
-    """Run so many requests, as many at once as there are places, that the cache is full; draw from their whole law."""
-    random_ = random.Random(0)
-    batch, slots = llm.memory.max_batch, llm.memory.slots
-    each = min(llm.max_context, slots // batch) - 2
-    prompts = [[random_.randrange(llm.vocabulary) for _ in range(each - tokens)] for _ in range(batch)]
-    more = [[random_.randrange(llm.vocabulary) for _ in range(each - tokens)]] * (slots // each - batch + 1)
-    how = [
-        Sampling(seed=i, max_tokens=tokens, ignore_eos=True, repetition_penalty=penalty)
-        for i in range(len(prompts + more))
-    ]
-    llm.generate(prompts + more, how)
+def run(llm: LLM, count: int, length: int, tokens: int) -> None:
+    """count requests of random tokens, `length` in all; each draws `tokens` of them, with all that takes memory."""
+    chance = random.Random(0)
+    prompts = [[chance.randrange(llm.vocabulary) for _ in range(length - tokens)] for _ in range(count)]
+    how = [Sampling(seed=i, max_tokens=tokens, ignore_eos=True, repetition_penalty=1.1) for i in range(count)]
+    llm.generate(prompts, how)
 
 
 def main(options: dict[str, Any]) -> None:
-    torch.set_num_threads(options.pop("torch_threads", 2))
-    tokens, penalty = options.pop("tokens", 16), options.pop("penalty", 1.1)
+    """lengths: of requests that run alone, one after the other, what they add being noted; none: fill the cache."""
+    lengths, tokens = options.pop("lengths", []), options.pop("tokens", 32)
     torch.randn(64, 64) @ torch.randn(64, 64)
     base = status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here on
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
     llm = LLM(**options)
-    loaded, load_peak = status("VmRSS") - base, status("VmHWM") - base
-    fill(llm, tokens, penalty)
-    peak = status("VmHWM") - base
-    touched = float((torch.from_numpy(llm.engine.cache.planes["target"].filled).float()).mean())
-    measured = {"loaded": loaded, "load_peak": load_peak, "peak": peak, "filled": touched}
+    measured: dict[str, Any] = {"loaded": status("VmRSS") - base, "load_peak": status("VmHWM") - base, "added": []}
+    for length in lengths:
+        before = status("VmRSS")
+        run(llm, 1, length, tokens)
+        measured["added"].append(status("VmRSS") - before)
+    if not lengths:
+        each = min(llm.max_context, llm.memory.slots // llm.memory.max_batch)
+        run(llm, llm.memory.slots // each + 1, each, tokens)
+    measured |= {"peak": status("VmHWM") - base, "written": float(llm.engine.cache.planes["target"].filled.mean())}
     print(json.dumps({"measured": measured, "predicted": llm.memory.as_dict()}))
 
 
