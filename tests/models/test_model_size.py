@@ -32,8 +32,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def config_of(kind: str) -> ModelConfig:
-    return ModelConfig.from_hf({**SMALL, "max_position_embeddings": 128, **KINDS[kind]})
+def config_of(kind: str, **other: int) -> ModelConfig:
+    return ModelConfig.from_hf({**SMALL, "max_position_embeddings": 128, **KINDS[kind], **other})
 
 
 def build(config: ModelConfig, ops: Ops) -> LlamaModel:
@@ -71,7 +71,7 @@ def test_weights_and_cache_to_the_byte(kind: str, dtype: torch.dtype, native: bo
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_native_buffers_of_a_forward(kind: str) -> None:
-    config = config_of(kind)
+    config = config_of(kind, vocab_size=3001)
     if not supported(torch.float32, config.head_dim):
         pytest.skip("the native kernels do not run this")
     ops = NativeOps(torch.float32, 1)
