@@ -32,8 +32,8 @@ def free_memory() -> int:
 
 
 def give_back_memory() -> None:
-    """Return what was freed to the system. glibc keeps it for later, in holes between what is still in use: after loading
-    540 MB of weights, 67 MB. With another C library nothing happens."""
+    """Return what was freed to the system. glibc keeps it for later, in holes between what is still in use: 67 MB after
+    loading 540 MB of weights. With another C library nothing happens."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
         trim(0)
