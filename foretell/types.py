@@ -325,6 +325,36 @@ class Seen:
     riders: Sequence[range]  # [B]  lines of logits: its riders; they follow the judged lines of all requests
 
 
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """What a model takes in memory, in bytes, told before it is loaded."""
+
+    weights: int  # packed, with the tokenizer
+    kv: int  # keys and values of one token
+    vocab_size: int
+    max_context: int = 0  # of the model itself
+    position: int = 0  # of a table by position, for each of the context
+    row: int = 0  # workspace of a row of a forward
+    wanted: int = 0  # of a row whose logits are wanted
+    key: int = 0  # of a row, for each token it may see
+    seen: int = 0  # of a forward, for each token that its longest request has
+
+    def work(self, rows: int, wanted: int, context: int) -> int:
+        """The workspace of the largest forward."""
+        return rows * (self.row + self.key * context) + wanted * self.wanted + self.seen * context
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a drafter takes in memory beside models and caches, in bytes at most. nodes: drafted a round unless told."""
+
+    fixed: int = 0
+    per_request: int = 0
+    per_token: int = 0  # of the texts that run, and of those that the cache still holds
+    nodes: int = 4
+    runs: bool = False  # a model, whose logits it draws from
+
+
 class Room(Protocol):
     """What the scheduler sees of the cache."""
 

@@ -139,6 +139,7 @@ class RandomPlanner(FixedPlanner):
     def __init__(self, most: int, max_context: int, seed: int = 0) -> None:
         super().__init__(most, max_context)
         self.random = random.Random(seed)
+        self.dropped: dict[int, int] = {}  # request id -> nodes that were trimmed
 
     def budgets(self, seqs: Sequence[Seq], rows: int) -> list[int]:
         self.prices = [self.random.random() / 10 for _ in range(self.random.randint(0, 5))]
@@ -147,7 +148,11 @@ class RandomPlanner(FixedPlanner):
     def trim(self, seqs: Sequence[Seq], drafts: Drafts) -> Drafts:
         if drafts.worth is None or drafts.riders is not None:
             return drafts
-        return drafts.first([self.random.randint(0, n) for n in drafts.indptr.diff().tolist()])
+        sizes = drafts.indptr.diff().tolist()
+        counts = [self.random.randint(0, n) for n in sizes]
+        for seq, size, count in zip(seqs, sizes, counts, strict=True):
+            self.dropped[seq.id] = self.dropped.get(seq.id, 0) + size - count
+        return drafts.first(counts)
 
 
 def make_request(id: int, prompt: Sequence[int], sampling: Sampling, target: Target) -> Request:

@@ -11,7 +11,7 @@ import foretell
 from foretell.drafters import METHODS
 
 ROOT = Path(foretell.__file__).parent
-ENGINE = ("engine.llm", "engine.request", "engine.stats")  # what of the engine those above it may see
+ENGINE = ("engine.llm", "engine.memory", "engine.request", "engine.stats")  # what of the engine those above it may see
 ALLOWED: dict[str, tuple[str, ...]] = {
     "types": (),
     "machine": (),

@@ -129,8 +129,8 @@ class Rounds:
 @dataclass(frozen=True, slots=True)
 class Times:
     """Of forwards, as multiples of one over a single row behind `NEAR` tokens. Multiples are taken within a turn, of
-    large ones over the largest of the small ones: what else a machine does then falls on both. rows: by their number; attended: what a token more that a row attends to
-    adds for each row, by the number of rows."""
+    large ones over the largest of the small ones: what else a machine does then falls on both. rows: by their number;
+    attended: what a token more that a row attends to adds for each row, by the number of rows."""
 
     rows: dict[float, float]
     attended: dict[float, float]

@@ -15,8 +15,7 @@ from foretell.cli.options import DEFAULT_MODEL
 from foretell.cli.terminal import fetch, progress
 from foretell.engine.llm import LLM
 from foretell.models import hub
-from foretell.models.load import open_checkpoint
-from foretell.models.open import open_model
+from foretell.models.open import prepare
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -138,10 +137,9 @@ app.command("exits", cls=Command)(exits.command)
 
 
 def _facts(name: str, dtype: str) -> dict[str, Any]:
-    path = hub.resolve(name)
-    checkpoint = open_checkpoint(path)
-    opened = open_model(name, dtype=dtype)
-    config = checkpoint.config
+    prepared = prepare(name, dtype=dtype)
+    path, config = prepared.checkpoint.folder_or_file, prepared.checkpoint.config
+    opened = prepared.load()
     text, target = opened.text, opened.target
     return {
         "name": opened.name,
@@ -156,7 +154,9 @@ def _facts(name: str, dtype: str) -> dict[str, Any]:
         },
         "stop_ids": sorted(target.stop_ids),
         "stop_tokens": [text.token(i) for i in sorted(target.stop_ids)] if text else [],
+        "weights_bytes": prepared.size.weights,
         "cache_bytes_per_token": target.kv_bytes(),
+        "cache_bytes_of_full_context": target.kv_bytes() * target.max_context,
         "backend": target.backend,
         "native_kernels": target.backend == "native",
         "exact": target.exact,

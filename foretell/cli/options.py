@@ -44,6 +44,14 @@ class TargetOptions:
         int | None,
         _option("--max-context", metavar="N", help="Tokens of prompt and answer together; default: the model's limit."),
     ] = None
+    memory: Annotated[
+        str | None,
+        _option(
+            "--memory",
+            metavar="SIZE",
+            help="Weights, workspace and cache stay inside it: bytes, or such as 12GiB or 500MB; default: no limit.",
+        ),
+    ] = None
 
     def arguments(self) -> dict[str, Any]:
         """For `LLM`, which checks them."""

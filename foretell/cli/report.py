@@ -121,6 +121,7 @@ def _stats_table(run: Run, llm: LLM) -> Table:
     table.add_row("tokens/s", speed(run.tokens_per_second))
     table.add_row("seed", str(run.seed))
     table.add_row("backend", llm.target.backend)
+    table.add_row("memory", str(llm.memory))
     return table
 
 
@@ -182,6 +183,7 @@ def as_json(run: Run, llm: LLM, rule: str) -> dict[str, Any]:
         "seed": run.seed,
         "stats": run.figures(),
         "backend": llm.target.backend,
+        "memory": llm.memory.as_dict(),
         "exact": llm.target.exact,
         "promise": promise(llm.target.exact, rule, run.request.seq.sampling.temperature),
     }

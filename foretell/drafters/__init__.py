@@ -13,20 +13,21 @@ from foretell.drafters.member import MemberSource
 from foretell.drafters.model import ModelDrafter
 from foretell.drafters.ngram import NgramDrafter, NgramSource
 from foretell.drafters.prediction import PredictionSource
-from foretell.drafters.recycling import RecyclingSource
+from foretell.drafters.recycling import OWN, PAIRS, RecyclingSource
 from foretell.drafters.search import SearchDrafter, Source
-from foretell.drafters.suffix import SuffixSource
+from foretell.drafters.suffix import PAST, SuffixSource
 from foretell.drafters.translate import translator
 from foretell.models.base import Target
 from foretell.models.text import Text
 from foretell.models.vocabulary import same_vocabulary
+from foretell.types import Kept
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What a drafter may be built from. vocabulary: ids of the target that stand for a token. trees: whether the rule
     verifies more than chains. folder: where what was learnt about this target is kept. texts: the tokenizers of target
-    and draft_model, as far as they have one."""
+    and draft_model, as far as they have one. past: tokens of finished requests that may be kept for others."""
 
     target: Target
     vocabulary: int
@@ -34,6 +35,7 @@ class Parts:
     trees: bool = True
     folder: Path | None = None
     texts: tuple[Text | None, Text | None] = (None, None)
+    past: int = PAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def _early_exit(parts: Parts) -> Drafter:
 # what knows texts, in a tree of its own or in one with others
 SOURCES: dict[str, Callable[[Parts], Source]] = {
     "ngram": lambda parts: NgramSource(),
-    "suffix": lambda parts: SuffixSource(),
+    "suffix": lambda parts: SuffixSource(parts.past),
     "recycling": lambda parts: RecyclingSource(parts.target.vocab_size),
     "prediction": lambda parts: PredictionSource(),
     "lookahead": lambda parts: LookaheadSource(),
@@ -75,6 +77,18 @@ SOURCES: dict[str, Callable[[Parts], Source]] = {
 # what runs a model, and can be a member of such a tree as well
 RUNNERS: dict[str, Callable[[Parts], Drafter]] = {"early_exit": _early_exit, "model": _model}
 MIXTURE = ("suffix", "recycling", "ngram", "prediction")  # the best that needs nothing but the target
+# the memory that each takes, for V ids and `past` tokens: measured on texts of random tokens, which share nothing, so
+# that others take less (see docs/memory.md). nodes: beyond the usual.
+KEPT: dict[str, Callable[[int, int], Kept]] = {
+    "ngram": lambda ids, past: Kept(per_token=260, nodes=0),
+    "suffix": lambda ids, past: Kept(fixed=past * PAST_BYTES, per_token=750, nodes=0),
+    "recycling": lambda ids, past: Kept(fixed=146 * ids + 420 * PAIRS, per_request=380 * OWN, nodes=0),
+    "lookahead": lambda ids, past: Kept(per_request=1 << 22, nodes=LookaheadSource().rows),
+    "early_exit": lambda ids, past: Kept(nodes=0, runs=True),
+    "model": lambda ids, past: Kept(nodes=0, runs=True),
+}
+SEARCH = Kept(per_token=60, nodes=0)  # of a tree of several
+PAST_BYTES = 530  # of a token of a finished request, read from disk or learnt since
 
 
 def _source(name: str, parts: Parts) -> Source:
@@ -104,29 +118,56 @@ METHODS: dict[str, Method] = {
 
 def check(name: str, has_draft_model: bool) -> None:
     """ValueError in one sentence for an unknown name, or if a draft model is missing or of no use."""
-    members = name.split("+")
-    unknown = next((member for member in members if member not in METHODS), None)
+    joined = name.split("+")
+    unknown = next((member for member in joined if member not in METHODS), None)
     if unknown is not None:
         raise ValueError(f"drafter {unknown!r} is not one of {', '.join(METHODS)}, or several joined by '+'")
-    if len(members) > 1:
-        joined = SOURCES.keys() | RUNNERS.keys()
-        alone = next((member for member in members if member not in joined), None)
+    if len(joined) > 1:
+        alone = next((member for member in joined if member not in SOURCES.keys() | RUNNERS.keys()), None)
         if alone is not None:
             among = ", ".join((*SOURCES, *RUNNERS))
             raise ValueError(f"drafter {alone!r} cannot be joined with others: choose among {among}")
-        if len(set(members)) < len(members):
+        if len(set(joined)) < len(joined):
             raise ValueError(f"drafter {name!r} names a member twice")
-    uses = {METHODS[member].draft_model for member in members}
+    uses = {METHODS[member].draft_model for member in joined}
     if True in uses and not has_draft_model:
         raise ValueError(f"drafter {name!r} needs draft_model: the name or path of a smaller model")
     if has_draft_model and uses == {False}:
         raise ValueError(f"drafter {name!r} has no use for a draft_model: leave it out, or choose drafter 'auto'")
 
 
+def members(name: str, has_draft_model: bool) -> list[str]:
+    """What a drafter's name stands for."""
+    if name == "auto":
+        return ["model"] if has_draft_model else [*MIXTURE]
+    return name.split("+")
+
+
+def without_draft_model(name: str) -> str:
+    """What is left of a drafter that had one."""
+    left = [member for member in name.split("+") if METHODS[member].draft_model is not True]
+    return "+".join(left) or "none"
+
+
+def kept(name: str, has_draft_model: bool, vocabulary: int, past: int = PAST) -> Kept:
+    """The memory that the drafter of that name will take, before it is built; `check` it first."""
+    names = members(name, has_draft_model)
+    if names == ["none"]:
+        return Kept(nodes=0)
+    found = [SEARCH, *(KEPT[member](vocabulary, past) for member in names if member in KEPT)]
+    return Kept(
+        fixed=sum(part.fixed for part in found),
+        per_request=sum(part.per_request for part in found),
+        per_token=sum(part.per_token for part in found),
+        nodes=Drafter.draft_tokens + sum(part.nodes for part in found),
+        runs=any(part.runs for part in found),
+    )
+
+
 def build(name: str, parts: Parts) -> Drafter:
     """The drafter of that name; `check` it first."""
-    members = name.split("+")
-    drafter = METHODS[name].build(parts) if len(members) == 1 else _search(*members)(parts)
+    joined = name.split("+")
+    drafter = METHODS[name].build(parts) if len(joined) == 1 else _search(*joined)(parts)
     if parts.folder:
         drafter.load(parts.folder)
     return drafter

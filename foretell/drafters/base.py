@@ -7,7 +7,7 @@ from pathlib import Path
 
 from foretell.kv.cache import Cache
 from foretell.models.base import Target
-from foretell.types import Drafts, Draw, Seen, Seq
+from foretell.types import Drafts, Draw, Kept, Seen, Seq
 
 Progress = Callable[[int, int], None]  # done, of how many
 
@@ -24,6 +24,7 @@ class Drafter:
     # what the chance of a tree's next node must be for its row to pay, by the number of nodes there are; beyond the
     # end, and where a planner has none, anything pays. Set by the engine before `propose`; only worth a look if scored.
     prices: Sequence[float] = ()
+    kept: Kept = Kept()  # the memory it takes; what `LLM` builds by name is told in `drafters.kept`
 
     def attach(self, cache: Cache) -> None:
         """Called once before anything else; a drafter with keys and values adds its plane here."""

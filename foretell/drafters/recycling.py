@@ -62,7 +62,7 @@ WEIGHTS = (  # of each origin: by rank, by share, of NONE by the share of the fi
 )
 
 Pair = tuple[int, int]  # of tokens in a row; -1 is before the first
-Own = dict[int | Pair, list[Guess]]  # what a request's own rows said of a token or a pair
+Own = dict[int | Pair, bytes]  # what a request's own rows said of a token or a pair: a line of remarks
 
 
 class RecyclingSource(Source):
@@ -113,9 +113,9 @@ class RecyclingSource(Source):
     def learn(self, seq: Seq, pairs: Sequence[Pair], lines: np.ndarray) -> None:
         """What the target said after each pair: lines [M, 2, WIDTH+1], of kinds TOKEN."""
         own = self._own.setdefault(seq.id, {})
-        of_token, of_pair = (_remarks(_of_kind(lines, first)) for first in (TOKEN, PAIR))
+        of_token, of_pair = (_of_kind(lines, first) for first in (TOKEN, PAIR))
         for pair, after_token, after_pair in zip(pairs, of_token, of_pair, strict=True):
-            own[pair[1]], own[pair] = after_token, after_pair
+            own[pair[1]], own[pair] = after_token.tobytes(), after_pair.tobytes()
         if len(own) > OWN:
             for key in list(islice(own, len(own) - OWN)):
                 del own[key]
@@ -134,8 +134,9 @@ class RecyclingView:
         last = path[-1] if path else self._end[-1]
         before = [-1, *self._end, *path][-2]
         after_token, after_pair = self._own.get(last), self._own.get((before, last))
-        after_token = self._known.after(last) if after_token is None else after_token
-        return after_token + (self._known.after_pair(before, last) if after_pair is None else after_pair)
+        return (self._known.after(last) if after_token is None else _remark(after_token)) + (
+            self._known.after_pair(before, last) if after_pair is None else _remark(after_pair)
+        )
 
 
 class Successors:
@@ -214,6 +215,10 @@ class Successors:
 def _remarks(lines: np.ndarray) -> list[list[Guess]]:
     """[M, 2, WIDTH+1] -> M lists of what is known."""
     return [[guess for guess in zip(*line, strict=True) if guess[1] >= 0] for line in lines.tolist()]
+
+
+def _remark(raw: bytes) -> list[Guess]:
+    return _remarks(np.frombuffer(raw, dtype=np.int32).reshape(1, 2, WIDTH + 1))[0]
 
 
 def _lines(count: int) -> np.ndarray:

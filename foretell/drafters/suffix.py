@@ -46,6 +46,7 @@ WEIGHTS = (  # of the own text, of past ones: by length and share, then of NONE 
     ),
 )
 FILE = "past.npz"
+PAST = 200_000  # tokens
 
 
 class SuffixSource(Source):
@@ -53,7 +54,7 @@ class SuffixSource(Source):
 
     kinds = [weight for origin in WEIGHTS for line in origin for weight in line]
 
-    def __init__(self, past: int = 200_000) -> None:
+    def __init__(self, past: int = PAST) -> None:
         self._capacity = past
         self._saved = Archive(3, *_flat([]))  # what it began with
         self._past = Past(3, past)  # what came since

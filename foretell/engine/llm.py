@@ -15,16 +15,17 @@ from foretell import drafters
 from foretell.drafters.base import Drafter, Progress
 from foretell.engine.loop import Engine
 from foretell.engine.measure import costs_of
+from foretell.engine.memory import Setup
 from foretell.engine.request import Completion, Event, Request
 from foretell.engine.texts import write
 from foretell.kv.cache import Cache
-from foretell.machine import cache_folder, cores, free_memory
-from foretell.models.open import Opened, open_model, whole
+from foretell.machine import cache_folder, cores
+from foretell.models.open import Opened, whole
 from foretell.planner.auto import Controller
 from foretell.planner.cost import Costs
 from foretell.planner.fixed import FixedPlanner
+from foretell.planner.memory import ROWS
 from foretell.types import Planner, Sampling, Seq
-from foretell.verify import make_rule
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -44,6 +45,11 @@ class LLM:
     with the same seed. dtype: "auto", "bfloat16", "float32", "float64", "float16", "int8" (weights only). device:
     "auto" or "cpu". threads: None is all the process may use. max_context: tokens of a prompt and its answer, None is
     the model's own limit. max_batch: requests that run at once.
+    memory: bytes, or "12GiB", "500MB": what loading and running all this adds to the process's resident memory - the
+    weights of both models, their tokenizers, workspace, what drafters remember, and the cache, which gets what is left.
+    What Python and imports take is not in it. It must hold a request of max_context: what drafts is left out if need
+    be, with a line in the log. None: a quarter of the free memory for the cache, whatever the rest takes. How it is
+    divided is in `LLM.memory`; see docs/memory.md.
 
     ValueError, in one sentence, for whatever cannot work; nothing is computed before it.
     """
@@ -60,28 +66,29 @@ class LLM:
         threads: int | None = None,
         max_context: int | None = None,
         max_batch: int = 32,
+        memory: int | str | None = None,
     ) -> None:
         if device not in ("auto", "cpu"):
             raise ValueError(f"device {device!r} is not supported: foretell runs on 'cpu' so far")
-        whole("max_batch", max_batch, 1)
-        if draft_tokens != "auto":
-            whole("draft_tokens", draft_tokens, 0, also="'auto' or ")
-        if isinstance(drafter, str):
-            drafters.check(drafter, draft_model is not None)
-        elif not isinstance(drafter, Drafter):
-            raise ValueError(f"drafter must be a method's name or a Drafter object, not {drafter!r}")
-        verifier = make_rule(rule)
-        opened = open_model(model, dtype=dtype, threads=threads, max_context=max_context)
+        if threads is not None:
+            whole("threads", threads, 1)
+        setup = Setup(model, drafter, draft_model, draft_tokens, rule, dtype, max_context, max_batch, memory)
+        fitted = setup.fit()
+        self.memory, verifier, drafter = fitted.split, fitted.rule, fitted.drafter
+        opened = fitted.target.load(threads)
         self.name, self.target, self.tokenizer = opened.name, opened.target, opened.text
         self.vocabulary = _vocabulary(opened)
         self.folder = cache_folder() / "models" / opened.fingerprint  # where what is learnt about this model is kept
-        draft = None
-        if draft_model is not None:
-            draft = open_model(draft_model, dtype=dtype, threads=threads, share=self.target)
+        draft = fitted.draft.load(threads, share=self.target) if fitted.draft else None
         if isinstance(drafter, str):
-            drafting, text = (draft.target, draft.text) if draft else (None, None)
             parts = drafters.Parts(
-                self.target, self.vocabulary, drafting, verifier.trees, self.folder, (opened.text, text)
+                self.target,
+                self.vocabulary,
+                draft.target if draft else None,
+                trees=verifier.trees,
+                folder=self.folder,
+                texts=(opened.text, draft.text if draft else None),
+                past=fitted.past,
             )
             drafter = drafters.build(drafter, parts)
         if not verifier.trees and not drafter.chains:
@@ -89,12 +96,12 @@ class LLM:
                 f"rule {rule!r} verifies chains, and this drafter proposes trees: use rule 'match' or 'ratio'"
             )
         self.drafter = drafter
-        per_token = self.target.kv_bytes() + (draft.target.kv_bytes() if draft else 0)
-        slots = _slots(per_token, self.target.max_context, max_batch)
-        self.max_context = min(self.target.max_context, slots)
-        cache = Cache(slots, max_batch, self.max_context)
+        self.max_context = min(self.target.max_context, self.memory.slots)
         costs, planner = self._planned(draft_tokens, threads or cores())
-        self.engine = Engine(self.target, cache, drafter, verifier, planner, max_batch=max_batch, costs=costs)
+        cache = Cache(self.memory.slots, max_batch, self.max_context)
+        self.engine = Engine(
+            self.target, cache, drafter, verifier, planner, max_batch=max_batch, max_rows=ROWS, costs=costs
+        )
         self._ids = itertools.count()
 
     def generate(
@@ -267,11 +274,6 @@ class LLM:
 def _vocabulary(opened: Opened) -> int:
     size = opened.target.vocab_size
     return size if opened.text is None else min(size, len(opened.text.vocab()))
-
-
-def _slots(bytes_per_token: int, max_context: int, max_batch: int) -> int:
-    """Slots of the pool: every place at full length if a quarter of the free memory holds that, one at least."""
-    return min(max_batch * max_context, max(max_context, free_memory() // 4 // bytes_per_token))
 
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -48,7 +48,8 @@ def measure(target: Target, limit_s: float = LIMIT_S) -> Costs:
     """From the least seconds of each of POINTS that fits into the context, in as many rounds as the time allows. It
     runs on a cache of its own, which holds zeros, so no context is computed."""
     length = min(target.max_context, LONG + POINTS[-1][0] + 1)
-    cache = Cache(length, 8, length, reuse=False)
+    many = max(requests for *_, requests in POINTS)
+    cache = Cache(max(length, many * (SHORT + 1)), many, length, reuse=False)
     target.attach(cache, "measure")
     for plane in cache.planes.values():
         plane.k.zero_(), plane.v.zero_()

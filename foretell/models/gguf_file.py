@@ -1,4 +1,4 @@
-"""The GGUF container: metadata and tensors of one file, read through a memory map.
+"""The GGUF container: metadata and tensors of one file.
 
 Parses the header itself, with bounds checked before every read: the `gguf` package's reader takes
 seconds on a large vocabulary and can loop for ever on a damaged length. Dequantisation is that
@@ -51,12 +51,11 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            # Copy on write: torch wants writable memory, the file stays as it is.
-            self._data = np.memmap(path, dtype=np.uint8, mode="c")
+            data = np.memmap(path, dtype=np.uint8, mode="r")
         except (OSError, ValueError) as error:
             raise ValueError(f"{path} cannot be read: {error}") from error
         try:
-            reader = _Reader(self._data)
+            reader = _Reader(data)
             self.metadata: Mapping[str, Any] = reader.metadata
             self.tensors: Mapping[str, TensorInfo] = dict(reader.tensors())
         except (ValueError, struct.error) as error:
@@ -75,15 +74,26 @@ class GgufFile:
         return _PLAIN.get(self.tensors[name].kind, torch.float32)
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor as stored (float types share the map's memory), dequantised to float32 if it is quantised."""
+        """The whole tensor, see `rows`."""
+        return self.rows(name, 0, self.tensors[name].shape[0])
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Some rows of the tensor as stored, dequantised to float32 if it is quantised. Read and not
+        mapped: pages of a map count as memory of the process."""
         info = self.tensors[name]
-        raw = self._data[info.offset : info.offset + info.nbytes]
+        if len(info.shape) == 1 and stop - start < info.shape[0]:
+            return self.tensor(name)[start:stop]  # a block of quantised numbers may reach across
+        first, last = (info.nbytes * row // info.shape[0] for row in (start, stop))
+        shape = (stop - start, *info.shape[1:])
+        raw = np.fromfile(self.path, np.uint8, count=last - first, offset=info.offset + first)
+        if len(raw) < last - first:
+            raise ValueError(f"{self.path} has become shorter since it was opened")
         if info.kind in _PLAIN:
-            return torch.from_numpy(raw).view(_PLAIN[info.kind]).view(info.shape)
-        rows = raw.reshape(gguf.quant_shape_to_byte_shape(info.shape, info.kind))
+            return torch.from_numpy(raw).view(_PLAIN[info.kind]).view(shape)
+        blocks = raw.reshape(gguf.quant_shape_to_byte_shape(shape, info.kind))
         try:
             with np.errstate(all="ignore"):  # a damaged scale gives infinities, not warnings
-                return torch.from_numpy(gguf.quants.dequantize(rows, info.kind)).view(info.shape)
+                return torch.from_numpy(gguf.quants.dequantize(blocks, info.kind)).view(shape)
         except NotImplementedError as error:
             raise ValueError(f"{self.path}: tensor {name} has type {info.kind.name}, which is not supported") from error
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from foretell.models.chat import end_ids, token_ids
 from foretell.models.config import ModelConfig
 from foretell.models.gguf_file import GgufFile
+from foretell.models.matrix import Stored
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -62,13 +63,21 @@ class GgufModel:
         heads = {"q_proj": self.config.num_heads, "k_proj": self.config.num_kv_heads}
         self._interleaved: Mapping[str, int] = {} if "qwen" in architecture else heads
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> Stored:
         """The tensor in transformers' layout."""
-        tensor = self.file.tensor(self._raw_names[name])
+        raw, shape = self._raw_names[name], self.shapes[name]
         heads = self._interleaved.get(name.split(".")[-2])
         if heads is None:
-            return tensor
-        return tensor.reshape(heads, tensor.shape[0] // heads // 2, 2, -1).transpose(1, 2).reshape(tensor.shape)
+            return Stored(shape, lambda start, stop: self.file.rows(raw, start, stop))
+        dim = shape[0] // heads
+
+        def turned(start: int, stop: int) -> Tensor:
+            first = start // dim * dim  # whole heads
+            rows = self.file.rows(raw, first, -(-stop // dim) * dim)
+            swapped = rows.reshape(len(rows) // dim, dim // 2, 2, -1).transpose(1, 2).reshape(rows.shape)
+            return swapped[start - first : stop - first]
+
+        return Stored(shape, turned)
 
 
 def _name(path: Path, raw: str) -> str:

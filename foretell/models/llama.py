@@ -12,19 +12,21 @@ import torch
 from torch import Tensor
 
 from foretell.kv.cache import Cache, Plane
+from foretell.machine import give_back_memory
 from foretell.models.base import layers_to_run
 from foretell.models.config import ModelConfig, inverse_frequencies
+from foretell.models.matrix import Matrix, Stacked
 from foretell.models.ops import AttentionSpec, Layer, Ops
 from foretell.types import Output, Rows
 
 
 class LlamaModel:
-    """`models.base.Target` for the family. `tensor(name)` is called once for each weight and not kept."""
+    """`models.base.Target` for the family. `tensor(name)` is called once for each weight, read and not kept."""
 
     def __init__(
         self,
         config: ModelConfig,
-        tensor: Callable[[str], Tensor],
+        tensor: Callable[[str], Matrix],
         ops: Ops,
         *,
         stop_ids: frozenset[int],
@@ -44,14 +46,15 @@ class LlamaModel:
         self._head = self._embedding if config.tied else ops.pack(tensor("lm_head.weight"))
         self._plane: Plane | None = None
 
-    def _layer(self, i: int, tensor: Callable[[str], Tensor], rope: tuple[Tensor, Tensor]) -> Layer:
+    def _layer(self, i: int, tensor: Callable[[str], Matrix], rope: tuple[Tensor, Tensor]) -> Layer:
         config, ops = self.config, self.ops
+        give_back_memory()  # the pieces that the layer before was read in
 
         def weights(*names: str) -> object:
-            return ops.pack(torch.cat([tensor(f"layers.{i}.{name}.weight") for name in names]))
+            return ops.pack(Stacked([tensor(f"layers.{i}.{name}.weight") for name in names]))
 
         def biases(present: bool, *names: str) -> Tensor | None:
-            return ops.vector(torch.cat([tensor(f"layers.{i}.{name}.bias") for name in names])) if present else None
+            return ops.vector(Stacked([tensor(f"layers.{i}.{name}.bias") for name in names])) if present else None
 
         def norm(name: str) -> Tensor:
             return ops.vector(tensor(f"layers.{i}.{name}.weight"))

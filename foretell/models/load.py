@@ -1,6 +1,6 @@
 """Weights from a folder of safetensors or from a GGUF file: one interface, one set of names.
 
-Offers tensors under transformers' names without the leading "model.", one at a time, read from the file
+Offers tensors under transformers' names without the leading "model.", a few rows at a time, read from the file
 when asked for. Beside `gguf_model`, the only module that knows how checkpoints call them.
 """
 
@@ -19,6 +19,7 @@ from foretell.models.config import SUPPORTED, ModelConfig, architecture_of, inve
 from foretell.models.files import read_json
 from foretell.models.gguf_file import GgufFile
 from foretell.models.gguf_model import GgufModel
+from foretell.models.matrix import Stored
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Checkpoint:
     stop_ids: tuple[int, ...]
     gguf: GgufFile | None  # the open file, for its metadata
     shapes: Mapping[str, tuple[int, ...]]  # of every tensor
-    read: Callable[[str], Tensor]
+    read: Callable[[str], Stored]
 
     def names(self) -> set[str]:
         """The tensors there are, "model." removed."""
@@ -43,12 +44,17 @@ class Checkpoint:
 
     def tensor(self, name: str) -> Tensor:
         """One tensor in the checkpoint's own dtype, or float32 if it is stored quantised. ValueError if missing."""
+        return self.matrix(name)[:]
+
+    def matrix(self, name: str) -> Stored:
+        """The same, read when and as far as it is asked for."""
         if name not in self.shapes:
             raise ValueError(f"{self.folder_or_file}: tensor {name} is missing")
-        tensor = self.read(name)
-        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
-            raise ValueError(f"{self.folder_or_file}: tensor {name} has dtype {tensor.dtype}, which is not supported")
-        return tensor
+        stored = self.read(name)
+        first = stored[:1]
+        if not first.is_floating_point() or first.dtype.itemsize < 2:
+            raise ValueError(f"{self.folder_or_file}: tensor {name} has dtype {first.dtype}, which is not supported")
+        return stored
 
     def check(self) -> None:
         """ValueError unless every tensor that the configuration asks for is there in the right shape. Reads no data."""
@@ -122,7 +128,7 @@ def _open_folder(folder: Path) -> Checkpoint:
     hf_config = read_json(source)
     stop_ids = _folder_stop_ids(folder, hf_config)
     if architecture_of(hf_config) not in SUPPORTED:
-        none: dict[str, Tensor] = {}
+        none: dict[str, Stored] = {}
         return Checkpoint(folder, None, hf_config, stop_ids, None, {}, none.__getitem__)
     if hf_config.get("quantization_config"):
         raise ValueError(f"{source}: quantised folders are not supported, use the original weights or a .gguf file")
@@ -131,33 +137,53 @@ def _open_folder(folder: Path) -> Checkpoint:
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
     files = _shards(folder)
-    shapes = {name: tuple(file.get_slice(key).get_shape()) for name, (file, key) in files.items()}
+    shapes = {name: shard.shape(key) for name, (shard, key) in files.items()}
 
-    def read(name: str) -> Tensor:
-        file, key = files[name]
-        tensor: Tensor = file.get_tensor(key)
-        return tensor
+    def read(name: str) -> Stored:
+        shard, key = files[name]
+        return Stored(shapes[name], lambda start, stop: shard.rows(key, start, stop))
 
     if not (hf_config.get("dtype") or hf_config.get("torch_dtype")) and "norm.weight" in files:
-        config = replace(config, dtype=read("norm.weight").dtype)
+        config = replace(config, dtype=read("norm.weight")[:1].dtype)
     return Checkpoint(folder, config, hf_config, stop_ids, None, shapes, read)
 
 
-def _shards(folder: Path) -> dict[str, tuple[Any, str]]:
-    """Name -> open safetensors file and the tensor's key in it."""
+class _Shard:
+    """An open safetensors file. Opened anew after every STRETCH bytes: the pages of the library's memory map count as
+    the process's memory until the map is gone."""
+
+    STRETCH = 8 << 20
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._left = path, self.STRETCH
+        self._file = _open_safetensors(path)
+        self.keys = frozenset(self._file.keys())
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        return tuple(self._file.get_slice(key).get_shape())
+
+    def rows(self, key: str, start: int, stop: int) -> Tensor:
+        if self._left < 0:
+            self._file, self._left = _open_safetensors(self._path), self.STRETCH
+        part: Tensor = self._file.get_slice(key)[start:stop]
+        self._left -= part.nbytes
+        return part
+
+
+def _shards(folder: Path) -> dict[str, tuple[_Shard, str]]:
+    """Name -> safetensors file and the tensor's key in it."""
     index = folder / "model.safetensors.index.json"
     if (folder / "model.safetensors").exists() or not index.exists():
-        file = _open_safetensors(folder / "model.safetensors")
-        return {key.removeprefix("model."): (file, key) for key in file.keys()}
+        shard = _Shard(folder / "model.safetensors")
+        return {key.removeprefix("model."): (shard, key) for key in shard.keys}
     where = read_json(index).get("weight_map")
     if not isinstance(where, dict) or not all(isinstance(shard, str) for shard in where.values()):
         raise ValueError(f"{index} has no weight_map from tensors to files")
-    opened = {shard: _open_safetensors(folder / shard) for shard in sorted(set(where.values()))}
-    keys = {shard: set(file.keys()) for shard, file in opened.items()}
-    for key, shard in where.items():
-        if key not in keys[shard]:
-            raise ValueError(f"{folder / shard} lacks the tensor {key} that {index.name} places there")
-    return {key.removeprefix("model."): (opened[shard], key) for key, shard in where.items()}
+    opened = {name: _Shard(folder / name) for name in sorted(set(where.values()))}
+    for key, name in where.items():
+        if key not in opened[name].keys:
+            raise ValueError(f"{folder / name} lacks the tensor {key} that {index.name} places there")
+    return {key.removeprefix("model."): (opened[name], key) for key, name in where.items()}
 
 
 def _open_safetensors(path: Path) -> Any:

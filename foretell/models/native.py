@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from foretell import kernels
 from foretell.kv.cache import Cache, Plane
 from foretell.machine import cores
+from foretell.models.matrix import Matrix, pieces
 from foretell.models.ops import AttentionSpec, Layer, Ops
 from foretell.models.quantise import quantise
 from foretell.types import Rows
@@ -116,28 +117,39 @@ class NativeOps(Ops):
         self._where: tuple[int, ...] = ()  # pointers for rope_write: positions, slots
         self._view: tuple[int, ...] = ()  # pointers for attend
 
-    def pack(self, weight: Tensor) -> Packed:
+    def pack(self, weight: Matrix) -> Packed:
         outputs, inputs = weight.shape
         blocks = math.ceil(outputs / self._block)
         if self.weight_dtype == torch.int8:
             return self._pack_int8(weight, blocks)
-        padded = torch.zeros(blocks * self._block, inputs, dtype=self.weight_dtype)
-        padded[:outputs] = weight
-        if self.weight_dtype == torch.bfloat16:
-            padded = padded.view(blocks, 2, self._lanes, inputs).transpose(1, 2).reshape(blocks, self._block, inputs)
-        data = padded.view(blocks, self._block, inputs).transpose(1, 2).contiguous()
+        data = torch.empty(blocks, inputs, self._block, dtype=self.weight_dtype)
+        for first, padded in self._padded(weight, inputs, self.weight_dtype):
+            if self.weight_dtype == torch.bfloat16:
+                padded = padded.view(-1, 2, self._lanes, inputs).transpose(1, 2).reshape(-1, inputs)
+            piece = padded.view(-1, self._block, inputs).transpose(1, 2)
+            data[first : first + len(piece)] = piece
         return Packed(data, None, outputs, inputs)
 
-    def _pack_int8(self, weight: Tensor, blocks: int) -> Packed:
+    def _pack_int8(self, weight: Matrix, blocks: int) -> Packed:
         (outputs, inputs), pairs = weight.shape, math.ceil(weight.shape[1] / 2)
-        padded = torch.zeros(blocks * self._block, 2 * pairs, dtype=torch.int8)
+        data = torch.empty(blocks, pairs, self._block, 2, dtype=torch.int8)
         scales = torch.ones(blocks * self._block)
-        padded[:outputs, :inputs], scales[:outputs] = quantise(weight)
-        data = padded.view(blocks, self._block, pairs, 2).transpose(1, 2).contiguous()
+        for first, padded in self._padded(weight, 2 * pairs, torch.float32):
+            values, own = quantise(padded)
+            piece = values.view(-1, self._block, pairs, 2).transpose(1, 2)
+            data[first : first + len(piece)] = piece
+            scales[first * self._block :][: len(own)] = own
         return Packed(data, scales, outputs, inputs)
 
-    def vector(self, values: Tensor) -> Tensor:
-        return values.to(self.cache_dtype).float().contiguous()
+    def _padded(self, weight: Matrix, inputs: int, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
+        """The weight in pieces of whole blocks: (number of the first block, [blocks * block, inputs])."""
+        for start, rows in pieces(weight, self._block):
+            padded = torch.zeros(math.ceil(len(rows) / self._block) * self._block, inputs, dtype=dtype)
+            padded[: len(rows), : rows.shape[1]] = rows
+            yield start // self._block, padded
+
+    def vector(self, values: Matrix) -> Tensor:
+        return values[:].to(self.cache_dtype, copy=True).float().contiguous()
 
     def start(self, rows: Rows, cache: Cache) -> None:
         count, requests = rows.tokens.numel(), rows.tables.numel()
@@ -336,7 +348,10 @@ class NativeOps(Ops):
         if view is None:
             buffer = self._buffers.get((name, width))
             if buffer is None or buffer.shape[0] < rows:
-                buffer = self._buffers[name, width] = torch.empty(max(rows, 32), width, dtype=dtype)
+                # twice as many as before at least, so that growing leaves few holes; what no row uses is not touched
+                buffer = self._buffers[name, width] = torch.empty(
+                    1 << max(5, (rows - 1).bit_length()), width, dtype=dtype
+                )
                 self._views = {key: old for key, old in self._views.items() if key[:2] != (name, width)}
             view = self._views[name, width, rows] = buffer[:rows]
         return view

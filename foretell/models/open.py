@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from foretell.machine import give_back_memory
 from foretell.models import native
 from foretell.models.base import Target
 from foretell.models.check import rows_are_independent
@@ -16,8 +18,11 @@ from foretell.models.hf import HFModel
 from foretell.models.hub import resolve
 from foretell.models.llama import LlamaModel
 from foretell.models.load import Checkpoint, open_checkpoint
+from foretell.models.matrix import Matrix, pieces
 from foretell.models.ops import Ops, TorchOps
+from foretell.models.size import decoder_size, other_size
 from foretell.models.text import Text, load_text
+from foretell.types import ModelSize
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -26,6 +31,47 @@ DTYPES = {
     "float64": torch.float64,
     "int8": torch.int8,  # weights only, a scale for each output channel
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model that is found, checked and understood, of which no weight has been read yet. size: what it will take."""
+
+    checkpoint: Checkpoint
+    text: Text | None
+    name: str
+    dtype: str
+    max_context: int | None
+    native: bool
+    size: ModelSize
+
+    @property
+    def context(self) -> int:
+        """Tokens of a request: as asked for, or the model's own limit."""
+        return self.max_context or self.size.max_context
+
+    def load(self, threads: int | None = None, share: Target | None = None) -> Opened:
+        """share: a target whose threads the new one uses too."""
+        checkpoint, config, text = self.checkpoint, self.checkpoint.config, self.text
+        if config is None:
+            other = HFModel(checkpoint, DTYPES.get(self.dtype), threads=threads, max_context=self.max_context)
+            parts = [str(checkpoint.hf_config).encode(), self.dtype.encode(), *_sizes(checkpoint)]
+            return Opened(other, text, self.name, _digest([part] for part in parts))
+        chosen = _dtype(checkpoint, self.dtype)
+        ops = _ops(chosen, threads, self.native, share)
+        exact = rows_are_independent(ops, config.head_dim)
+        give_back_memory()
+        target = LlamaModel(
+            config,
+            checkpoint.matrix,
+            ops,
+            stop_ids=frozenset(checkpoint.stop_ids),
+            max_context=self.context,
+            exact=exact,
+        )
+        opened = Opened(target, text, self.name, _fingerprint(checkpoint, config, chosen))
+        give_back_memory()
+        return opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,43 +91,42 @@ def open_model(
     threads: int | None = None,
     max_context: int | None = None,
     backend: str = "auto",
-    share: Target | None = None,
 ) -> Opened:
-    """model: a built-in name, a folder, a .gguf file or a hub id. dtype: one of DTYPES or "auto" (the checkpoint's own,
-    bfloat16 where it is stored in 16 bits or quantised). backend: "auto", "native" or "torch". share: a target whose
-    threads the new one uses too. ValueError, in one sentence, for whatever cannot be opened."""
-    if dtype != "auto" and dtype not in DTYPES:
-        raise ValueError(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
+    """`prepare` it and load it."""
     if threads is not None:
         whole("threads", threads, 1)
+    return prepare(model, dtype=dtype, max_context=max_context, backend=backend).load(threads)
+
+
+def prepare(
+    model: str | Path, *, dtype: str = "auto", max_context: int | None = None, backend: str = "auto"
+) -> Prepared:
+    """model: a built-in name, a folder, a .gguf file or a hub id. dtype: one of DTYPES or "auto" (the checkpoint's own,
+    bfloat16 where it is stored in 16 bits or quantised). backend: "auto", "native" or "torch". ValueError, in one
+    sentence, for whatever cannot be opened."""
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
     if max_context is not None:
         whole("max_context", max_context, 2)
     checkpoint = open_checkpoint(resolve(model))
     text = load_text(checkpoint)
     name = str(model) if isinstance(model, str) and not Path(model).exists() else checkpoint.folder_or_file.name
     config = checkpoint.config
+    tokens = text.tokenizer.get_vocab_size() if text else 0
     if config is None:
         if backend == "native":
             raise ValueError(f"{checkpoint.folder_or_file}: the native kernels cannot run this architecture")
         if dtype == "int8":
             raise ValueError(f"{checkpoint.folder_or_file}: this architecture runs through transformers, without int8")
-        other = HFModel(checkpoint, DTYPES.get(dtype), threads=threads, max_context=max_context)
-        return Opened(
-            other, text, name, _digest([str(checkpoint.hf_config).encode(), dtype.encode(), *_sizes(checkpoint)])
-        )
+        size = other_size(checkpoint, _other_dtype(checkpoint, dtype), tokens)
+        return Prepared(checkpoint, text, name, dtype, max_context, False, size)
     if max_context is not None and max_context > config.max_positions:
         raise ValueError(f"max_context {max_context} is more than the model's {config.max_positions} positions")
     chosen = _dtype(checkpoint, dtype)
-    ops = _ops(chosen, config.head_dim, threads, backend, share)
-    target = LlamaModel(
-        config,
-        checkpoint.tensor,
-        ops,
-        stop_ids=frozenset(checkpoint.stop_ids),
-        max_context=max_context or config.max_positions,
-        exact=rows_are_independent(ops, config.head_dim),
-    )
-    return Opened(target, text, name, _fingerprint(checkpoint, config, chosen))
+    runs = _runs_natively(chosen, config.head_dim, backend)
+    cached = torch.bfloat16 if chosen == torch.int8 else chosen
+    size = decoder_size(config, str(chosen).removeprefix("torch."), cached, native=runs, tokens=tokens)
+    return Prepared(checkpoint, text, name, dtype, max_context, runs, size)
 
 
 def whole(name: str, value: object, least: int, also: str = "") -> None:
@@ -93,8 +138,12 @@ def whole(name: str, value: object, least: int, also: str = "") -> None:
 def _fingerprint(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype) -> str:
     last = config.num_layers - 1
     names = ("norm.weight", "layers.0.self_attn.q_proj.weight", f"layers.{last}.mlp.down_proj.weight")
-    weights = [checkpoint.tensor(name).float().numpy().tobytes() for name in names]
-    return _digest([str(config).encode(), str(dtype).encode(), *weights])
+    return _digest([[str(config).encode()], [str(dtype).encode()], *(_raw(checkpoint.matrix(name)) for name in names)])
+
+
+def _raw(matrix: Matrix) -> Iterator[memoryview]:
+    """The tensor's bytes as float32."""
+    return (rows.float().contiguous().numpy().data.cast("B") for _, rows in pieces(matrix))
 
 
 def _sizes(checkpoint: Checkpoint) -> list[bytes]:
@@ -103,10 +152,12 @@ def _sizes(checkpoint: Checkpoint) -> list[bytes]:
     return [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}".encode() for file in files]
 
 
-def _digest(parts: list[bytes]) -> str:
+def _digest(parts: Iterable[Iterable[bytes | memoryview]]) -> str:
     digest = hashlib.sha256()
     for part in parts:
-        digest.update(part + b"\0")
+        for piece in part:
+            digest.update(piece)
+        digest.update(b"\0")
     return digest.hexdigest()[:20]
 
 
@@ -119,12 +170,25 @@ def _dtype(checkpoint: Checkpoint, asked: str) -> torch.dtype:
     return checkpoint.config.dtype
 
 
-def _ops(dtype: torch.dtype, head_dim: int, threads: int | None, backend: str, share: Target | None) -> Ops:
+def _other_dtype(checkpoint: Checkpoint, asked: str) -> torch.dtype:
+    """What transformers will compute in: see `HFModel`."""
+    config = checkpoint.hf_config or {}
+    stored = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+    dtype = DTYPES.get(stored if asked == "auto" else asked, torch.float32)
+    return torch.bfloat16 if asked == "auto" and dtype == torch.float16 else dtype
+
+
+def _runs_natively(dtype: torch.dtype, head_dim: int, backend: str) -> bool:
     if backend not in ("auto", "native", "torch"):
         raise ValueError(f"backend {backend!r} is not one of auto, native, torch")
-    if backend != "torch" and native.supported(dtype, head_dim):
-        pool = share.ops.pool if isinstance(share, LlamaModel) and isinstance(share.ops, native.NativeOps) else None
-        return native.NativeOps(dtype, threads, pool)
-    if backend == "native":
+    runs = backend != "torch" and native.supported(dtype, head_dim)
+    if backend == "native" and not runs:
         raise ValueError(f"the native kernels cannot run {dtype} with heads of {head_dim} on this machine")
-    return TorchOps(dtype)
+    return runs
+
+
+def _ops(dtype: torch.dtype, threads: int | None, runs_natively: bool, share: Target | None) -> Ops:
+    if not runs_natively:
+        return TorchOps(dtype)
+    pool = share.ops.pool if isinstance(share, LlamaModel) and isinstance(share.ops, native.NativeOps) else None
+    return native.NativeOps(dtype, threads, pool)

@@ -8,6 +8,7 @@ of position (design, section 3) and works through them in tiles of `KEYS`, whose
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foretell.kv.cache import Cache, Plane
+from foretell.models.matrix import Matrix, pieces
 from foretell.models.quantise import quantise
 from foretell.types import Rows
 
@@ -66,16 +68,17 @@ class Layer:
 
 
 class Ops:
-    """x and results are [R, width] in `dtype`; a weight is whatever `pack` made of an [out, in] matrix."""
+    """x and results are [R, width] in `dtype`; a weight is whatever `pack` made of an [out, in] matrix, of which it
+    keeps nothing and at no time has much more than its result in memory."""
 
     dtype: torch.dtype
     cache_dtype: torch.dtype
     backend: str
 
-    def pack(self, weight: Tensor) -> object:
+    def pack(self, weight: Matrix) -> object:
         raise NotImplementedError
 
-    def vector(self, values: Tensor) -> Tensor:
+    def vector(self, values: Matrix) -> Tensor:
         raise NotImplementedError
 
     def start(self, rows: Rows, cache: Cache) -> None:
@@ -134,13 +137,20 @@ class TorchOps(Ops):
         self.cache_dtype = torch.bfloat16 if self._int8 else dtype
         self.wide = torch.float64 if dtype == torch.float64 else torch.float32
         self._rows: Rows
-        self._keys = self._lengths = torch.empty(0)
+        self._keys = self._lengths = self._none = torch.empty(0)
+        self._buffers: dict[str, Tensor] = {}
 
-    def pack(self, weight: Tensor) -> Tensor | Quantised:
-        return Quantised(*quantise(weight)) if self._int8 else weight.to(self.dtype).contiguous()
+    def pack(self, weight: Matrix) -> Tensor | Quantised:
+        if self._int8:
+            parts = [quantise(rows) for _, rows in pieces(weight)]
+            return Quantised(*(torch.cat(part) for part in zip(*parts, strict=True)))
+        data = torch.empty(weight.shape, dtype=self.dtype)
+        for start, rows in pieces(weight):
+            data[start : start + len(rows)] = rows
+        return data
 
-    def vector(self, values: Tensor) -> Tensor:
-        return values.to(self.dtype)
+    def vector(self, values: Matrix) -> Tensor:
+        return values[:].to(self.dtype, copy=True)
 
     def start(self, rows: Rows, cache: Cache) -> None:
         self._rows = rows
@@ -194,7 +204,8 @@ class TorchOps(Ops):
         out = []
         for part in range(0, len(qkv), ROWS):  # bounds the memory of the gathered keys
             rows = slice(part, part + ROWS)
-            k, v = (self._tiles(cached[layer], self._keys[rows]) for cached in (plane.k, plane.v))
+            k = self._tiles("k", plane.k[layer], self._keys[rows])
+            v = self._tiles("v", plane.v[layer], self._keys[rows])
             length = self._lengths[rows, None]
             visible = time < length
             if spec.window:
@@ -204,11 +215,22 @@ class TorchOps(Ops):
             out.append((flat.view(scores.shape).transpose(2, 3) @ v).sum(2))  # [r, kv, group, dim]
         return torch.cat(out).reshape(len(qkv), -1).to(self.dtype)
 
-    def _tiles(self, cached: Tensor, keys: Tensor) -> Tensor:
-        """cached: [slots, kv, dim]; keys: [r, T] -> [r, kv, T / KEYS, KEYS, dim]."""
+    def _tiles(self, name: str, cached: Tensor, keys: Tensor) -> Tensor:
+        """cached: [slots, kv, dim]; keys: [r, T] -> [r, kv, T / KEYS, KEYS, dim], valid until the next of that name."""
         rows, width = keys.shape
-        gathered = cached[keys].to(self.wide).view(rows, width // KEYS, KEYS, *cached.shape[1:])
-        return gathered.permute(0, 3, 1, 2, 4).contiguous()
+        gathered = self._buffer("gathered", (rows * width, *cached.shape[1:]), self.dtype)
+        torch.index_select(cached, 0, keys.flatten(), out=gathered)
+        tiles = gathered.view(rows, width // KEYS, KEYS, *cached.shape[1:]).permute(0, 3, 1, 2, 4)
+        return self._buffer(name, tiles.shape, self.wide).copy_(tiles)
+
+    def _buffer(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Contents undefined; the same memory at the next call with this name: what grows with the text, taken anew in
+        every layer, would leave holes of all sizes behind."""
+        count = math.prod(shape)
+        if self._buffers.get(name, self._none).numel() < count:
+            with torch.inference_mode(False):  # a tensor made in that mode can be written in that mode alone
+                self._buffers[name] = torch.empty(1 << (count - 1).bit_length(), dtype=dtype)
+        return self._buffers[name][:count].view(shape)
 
     def swiglu(self, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, dim=-1)

@@ -22,6 +22,8 @@ class Block:
 
     lossless = True
     trees = False
+    laws = True
+    noise_bytes = 0
 
     def draw(self, logits: Tensor, keys: Keys, k: int) -> Picks:
         if k != 1:

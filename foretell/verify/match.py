@@ -25,6 +25,7 @@ class Match:
 
     lossless = True
     trees = True
+    laws = False
 
     def __init__(self, noise_bytes: int = NOISE_BYTES) -> None:
         self.noise_bytes = noise_bytes

@@ -34,6 +34,8 @@ class Ratio:
 
     lossless = True
     trees = True
+    laws = True
+    noise_bytes = 0
 
     def draw(self, logits: Tensor, keys: Keys, k: int) -> Picks:
         return sample(logits, keys, k)

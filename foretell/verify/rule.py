@@ -30,6 +30,8 @@ class Rule(Protocol):
 
     lossless: bool
     trees: bool  # it verifies more than chains
+    laws: bool  # its draw keeps q, float64 [V] for each node that is not certain
+    noise_bytes: int  # of noise kept between steps, at most
 
     def draw(self, logits: Tensor, keys: Keys, k: int) -> Picks:
         """`types.Draw`. At most one draw for a node in a round: a second would repeat the noise of the first."""

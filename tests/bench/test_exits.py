@@ -46,7 +46,7 @@ def test_layers_that_add_nothing_are_found_and_drafts_without_them_are_right(
     assert best["gamma"] == pytest.approx(5 / 7)
     k = best["draft_tokens"]
     assert best["predicted_speedup"] == pytest.approx((1 + k) / (1 + 0.1 * k + k * 5 / 7))
-    llm = LLM(folder, drafter="early_exit")
+    llm = LLM(folder, drafter="early_exit", draft_tokens=k)
     assert isinstance(llm.drafter, EarlyExitDrafter) and list(llm.drafter.layers or ()) == needed
     assert llm.drafter.draft_tokens == k and report["saved"] == str(llm.folder / CHOICE)
     for sampling in (Sampling(temperature=0, max_tokens=40), Sampling(seed=3, max_tokens=40)):
@@ -63,7 +63,7 @@ def test_on_a_model_that_needs_its_layers_none_pays_and_the_least_bad_still_runs
     assert not report["pays"] and 0 < report["best"]["predicted_speedup"] <= 1
     assert report["best"]["predicted_speedup"] == max(c["predicted_speedup"] for c in report["candidates"])
     plain = LLM(folder, drafter="none").generate("abc", Sampling(seed=1, max_tokens=30))[0].token_ids
-    llm = LLM(folder, drafter="early_exit")
+    llm = LLM(folder, drafter="early_exit", draft_tokens=k)
     assert isinstance(llm.drafter, EarlyExitDrafter) and list(llm.drafter.layers or ()) == report["best"]["layers"]
     assert llm.generate("abc", Sampling(seed=1, max_tokens=30))[0].token_ids == plain
 

@@ -43,6 +43,19 @@ def test_raw_and_system_and_standard_input(tiny: Path, llm: LLM) -> None:
     assert foretell("generate", "", *options).exit_code == 2
 
 
+def test_memory_is_kept_shown_and_refused(tiny: Path) -> None:
+    options = ("generate", "abc", "--model", tiny, "-n", 4, "--max-context", 500)
+    answer = json.loads(foretell(*options, "--json", "--memory", "200MB").stdout)
+    memory = answer["memory"]
+    assert memory["limit"] == 200_000_000 and memory["peak"] <= memory["limit"] and memory["full_requests"] == 1
+    shown = foretell(*options, "--stats", "--memory", "200MB").stderr
+    assert "of 200.0 MB: weights" in shown and "1 request at full length" in shown
+    refused = foretell(*options, "--memory", "1MB")
+    assert refused.exit_code == 2 and "memory 1.0 MB is not enough" in refused.stderr
+    wrong = foretell(*options, "--memory", "lots")
+    assert wrong.exit_code == 2 and wrong.stderr.count("\n") == 1 and "not 'lots'" in wrong.stderr
+
+
 def test_json_is_complete(tiny: Path) -> None:
     result = foretell("generate", "abc", "--model", tiny, "-n", 12, "--json", "--logprobs", 2, "--seed", 5)
     answer = json.loads(result.stdout)

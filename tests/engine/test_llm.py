@@ -416,7 +416,7 @@ def test_a_draft_of_another_vocabulary_drafts(models: Path, llm: LLM, draft: str
 
 def test_the_memory_of_a_draft_is_planned_for(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own cache has as many slots as the target's, and both share what is free."""
-    monkeypatch.setattr("foretell.engine.llm.free_memory", lambda: 4 * 2048 * 300)
+    monkeypatch.setattr("foretell.engine.memory.free_memory", lambda: 4 * 2048 * 300)
     alone = make(models, drafter="none", max_batch=8)
     other = make(models, drafter="model", draft_model=models / "words", max_batch=8)
     per_token = other.target.kv_bytes() + other.drafter.model.kv_bytes()  # type: ignore[attr-defined]
