@@ -36,7 +36,6 @@ class PlanOptions(PromptOptions):
     context: Annotated[
         int | None, typer.Option(metavar="N", help=f"Tokens before the next one; default: as run, or {CONTEXT}.")
     ] = None
-    memory: Annotated[str | None, typer.Option(metavar="SIZE", help="What all must fit in, as 12GiB.")] = None
     price_per_hour: Annotated[float | None, typer.Option(metavar="X", help="Of the machine, in any currency.")] = None
     html: page.HtmlOption = None
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False
@@ -78,7 +77,7 @@ def command(model: ModelOptions, given: GivenOptions, options: PlanOptions) -> N
     batches = options.batches()[: 1 if given.same_for_all_rows else None]
     options.check()
     longest = Settings(_longest(model.draft_tokens), options.max_tokens, options.temperature, options.seed)
-    limit = None if options.memory is None else amount("--memory", options.memory)
+    limit = None if model.memory is None else amount("--memory", model.memory)
     run = given.alpha is None or not given.any_costs
     if not run and options.price_per_hour is not None and not given.seconds:
         raise ValueError("a price needs seconds: add --tokens-per-second, --forward-ms or --bandwidth")

@@ -63,7 +63,7 @@ def test_on_a_model_that_needs_its_layers_none_pays_and_the_least_bad_still_runs
     assert not report["pays"] and 0 < report["best"]["predicted_speedup"] <= 1
     assert report["best"]["predicted_speedup"] == max(c["predicted_speedup"] for c in report["candidates"])
     plain = LLM(folder, drafter="none").generate("abc", Sampling(seed=1, max_tokens=30))[0].token_ids
-    llm = LLM(folder, drafter="early_exit", draft_tokens=k)
+    llm = LLM(folder, drafter="early_exit")
     assert isinstance(llm.drafter, EarlyExitDrafter) and list(llm.drafter.layers or ()) == report["best"]["layers"]
     assert llm.generate("abc", Sampling(seed=1, max_tokens=30))[0].token_ids == plain
 
