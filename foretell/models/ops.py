@@ -218,7 +218,7 @@ class TorchOps(Ops):
     def _tiles(self, name: str, cached: Tensor, keys: Tensor) -> Tensor:
         """cached: [slots, kv, dim]; keys: [r, T] -> [r, kv, T / KEYS, KEYS, dim], valid until the next of that name."""
         rows, width = keys.shape
-        gathered = self._buffer("gathered", (rows * width, *cached.shape[1:]), self.dtype)
+        gathered = self._buffer("gathered", (rows * width, *cached.shape[1:]), cached.dtype)
         torch.index_select(cached, 0, keys.flatten(), out=gathered)
         tiles = gathered.view(rows, width // KEYS, KEYS, *cached.shape[1:]).permute(0, 3, 1, 2, 4)
         return self._buffer(name, tiles.shape, self.wide).copy_(tiles)

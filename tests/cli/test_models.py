@@ -59,6 +59,7 @@ def test_warm(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("FORETELL_CACHE", str(tmp_path))
     result = foretell("models", "warm", tiny, "--texts", 3)
     assert result.exit_code == 0, result.stderr
-    assert {file.name for file in tmp_path.glob("models/*/*")} == {"past.npz", "successors.npz"}
+    kept = {file.name for file in tmp_path.glob("models/*/*") if file.suffix != ".json"}  # less what forwards cost
+    assert kept == {"past.npz", "successors.npz"}
     refused = foretell("models", "warm", tiny, "--texts", -1)
     assert refused.exit_code == 2 and "texts must be" in refused.stderr

@@ -216,7 +216,7 @@ def test_answers_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
         ("model", "copy", 90),
     ):
         folder = None if draft is None else tmp_path / draft
-        llm = LLM(tmp_path / "model", drafter=drafter, draft_model=folder, dtype="float32")
+        llm = LLM(tmp_path / "model", drafter=drafter, draft_model=folder, draft_tokens=4, dtype="float32")
         found = llm.generate(prompts, sampling)
         assert [c.token_ids for c in found] == theirs, (drafter, draft)
         assert sum(c.stats.accepted for c in found) >= accepted
