@@ -150,7 +150,7 @@ def test_prompts(llm: LLM) -> None:
 
 def test_afresh_computes_a_prompt_anew(llm: LLM) -> None:
     prompt = list(range(40))
-    for fresh, cached in ((True, 0), (False, 32)):
+    for fresh, cached in ((True, 0), (False, 32), (True, 0)):
         if fresh:
             afresh(llm)
         run = Run(llm, prompt, Sampling(max_tokens=2))

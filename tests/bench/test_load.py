@@ -11,11 +11,13 @@ import pytest
 
 from foretell import LLM, Sampling
 from foretell.bench import peers
-from foretell.bench.load import Settings, _Timed, load
+from foretell.bench.load import Settings, _Timed, distinct, load
 from foretell.bench.peers import Peers
 from foretell.bench.peers import Settings as PeerSettings
-from foretell.bench.questions import Question
+from foretell.bench.questions import Question, fitted
+from foretell.bench.run import afresh
 from foretell.engine.request import Request
+from foretell.engine.stats import Stats
 from foretell.types import Seq
 from tests.cli.conftest import write_tiny
 from tests.cli.run import foretell
@@ -66,13 +68,15 @@ def test_figures_belong_together(llm: LLM) -> None:
 
 
 def test_a_draft_comes_from_the_requests_own_text(tmp_path: Path) -> None:
-    """A drafter with a memory would know the answers of the repetition by heart."""
+    """A drafter with a memory would have seen most of the other requests' text."""
     llm = LLM(write_tiny(tmp_path / "tiny"), "suffix", max_batch=2, max_context=400)
-    once, again = (
-        load(llm, QUESTIONS[1:2], Settings((2,), repetitions=n, max_tokens=12), none(llm))["levels"][0]["drafted"]["E"]
-        for n in (1, 3)
-    )
-    assert once == pytest.approx(again)
+    settings = Settings((2,), max_tokens=24)
+    report = load(llm, QUESTIONS[:1], settings, none(llm))
+    alone = []
+    for number, prompt in enumerate(fitted(llm, distinct(QUESTIONS[:1], 8))):
+        afresh(llm)
+        alone.append(llm.generate(prompt, settings.sampling(number, None))[0].stats)
+    assert report["levels"][0]["drafted"]["E"] == Stats.pooled(alone).tokens_per_round
 
 
 def test_other_tokens_are_noticed(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
