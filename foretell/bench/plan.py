@@ -130,7 +130,7 @@ class Rounds:
 class Times:
     """Of forwards, as multiples of one over a single row behind `NEAR` tokens. Multiples are taken within a turn, of
     large ones over the largest of the small ones: what else a machine does then falls on both. rows: by their number;
-    attended: what a token more that a row attends to adds for each row, by the number of rows."""
+    attended: what a token more that a row attends to adds for each row, by the number of rows of a request."""
 
     rows: dict[float, float]
     attended: dict[float, float]
