@@ -69,7 +69,7 @@ def test_figures_belong_together(llm: LLM) -> None:
 
 def test_a_draft_comes_from_the_requests_own_text(tmp_path: Path) -> None:
     """A drafter with a memory would have seen most of the other requests' text."""
-    llm = LLM(write_tiny(tmp_path / "tiny"), "suffix", max_batch=2, max_context=400)
+    llm = LLM(write_tiny(tmp_path / "tiny"), "suffix", draft_tokens=4, max_batch=2, max_context=400)
     settings = Settings((2,), max_tokens=24)
     report = load(llm, QUESTIONS[:1], settings, none(llm))
     alone = []
