@@ -16,12 +16,11 @@ from foretell.bench.forward import TimedTarget, timed
 from foretell.bench.peers import Peers
 from foretell.bench.questions import Question, fitted
 from foretell.bench.run import Run, afresh, warm_up
-from foretell.bench.timing import Answer, Speed, figures, mean_s
+from foretell.bench.timing import DRAFTED, PLAIN, Answer, Speed, figures, mean_s
 from foretell.engine.llm import LLM
 from foretell.engine.stats import Stats
 from foretell.types import Sampling
 
-PLAIN, DRAFTED = "plain", "drafted"
 Progress = Callable[[int, int, str], None]  # turns done, of how many, what is running
 
 
@@ -79,9 +78,7 @@ class _Bench:
                 progress(number, len(turns), f"{result.kind}: foretell")
                 if not self._ours(result, repetition, target, stopping):
                     return False
-                alive = list(self.peers.alive)
-                first = number % max(1, len(alive))
-                for name in alive[first:] + alive[:first]:
+                for name in self.peers.in_turn(number):
                     progress(number, len(turns), f"{result.kind}: {name}")
                     self._theirs(result, name, stopping)
                     if stopping():
@@ -157,8 +154,7 @@ def decode(
 ) -> dict[str, Any]:
     """The report, ready for JSON; once `stopping` says True, of what was finished by then. peers: not opened yet.
     ValueError if a prompt does not fit, or if peers, which are greedy, would be compared with sampled answers."""
-    if settings.temperature and peers.settings.names:
-        raise ValueError("peers decode greedily: leave out --temperature or --peers")
+    peers.check(settings.temperature)
     prompts = fitted(llm, questions)
     results = [_Result(question.kind, prompt) for question, prompt in zip(questions, prompts, strict=True)]
     context = min(llm.max_context, max(map(len, prompts)) + settings.max_tokens)

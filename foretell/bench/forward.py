@@ -7,9 +7,9 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -123,15 +123,22 @@ class TimedTarget:
         return out
 
 
+Timed = TypeVar("Timed", bound=TimedTarget)
+
+
 @contextmanager
-def timed(llm: LLM) -> Iterator[TimedTarget]:
-    """Time the engine's forwards while inside."""
-    target = TimedTarget(llm.engine.target)
+def running(llm: LLM, target: Timed) -> Iterator[Timed]:
+    """The engine runs that target, around its own, while inside."""
     llm.engine.target = target
     try:
         yield target
     finally:
         llm.engine.target = target.target
+
+
+def timed(llm: LLM) -> AbstractContextManager[TimedTarget]:
+    """Time the engine's forwards while inside."""
+    return running(llm, TimedTarget(llm.engine.target))
 
 
 def forward_times(llm: LLM, shapes: Sequence[Shape], *, context: int, repetitions: int) -> dict[Shape, list[float]]:

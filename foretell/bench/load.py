@@ -17,13 +17,12 @@ from foretell.bench.compare import first_difference
 from foretell.bench.peers import Peers
 from foretell.bench.questions import Question, fitted
 from foretell.bench.run import afresh, warm_up
-from foretell.bench.timing import Answer, quantile
+from foretell.bench.timing import DRAFTED, PLAIN, Answer, quantile
 from foretell.engine.llm import LLM
 from foretell.engine.request import Request
 from foretell.engine.stats import Stats
 from foretell.types import Sampling
 
-PLAIN, DRAFTED = "plain", "drafted"
 FEWEST = 8  # requests of a level
 Progress = Callable[[int, int, str], None]  # runs done, of how many, what is running
 
@@ -137,9 +136,7 @@ class _Bench:
             level.engines.setdefault(name, _Engine()).add(answers, seconds, stats)
             pairs = ((answer.token_ids, self.expected[i]) for i, answer in enumerate(answers))
             level.differ += sum(first_difference(mine, plain) is not None for mine, plain in pairs)
-        alive = list(self.peers.alive)
-        first = number % max(1, len(alive))
-        for name in alive[first:] + alive[:first]:
+        for name in self.peers.in_turn(number):
             progress(name)
             counts = [len(answer.token_ids) for answer in found[PLAIN][0]]
             theirs = self.peers.ask(name, self.prompts[:count], counts, stopping, level.concurrency)
@@ -203,8 +200,7 @@ def load(
 ) -> dict[str, Any]:
     """The report, ready for JSON; once `stopping` says True, of what was finished by then. peers: not opened yet.
     llm: with a place for each request of the highest level."""
-    if settings.temperature and peers.settings.names:
-        raise ValueError("peers decode greedily: leave out --temperature or --peers")
+    peers.check(settings.temperature)
     highest = max(settings.levels)
     prompts = fitted(llm, distinct(questions, settings.count(highest)))
     context = min(llm.max_context, max(map(len, prompts)) + settings.max_tokens)

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from foretell.bench.accept import Progress
-from foretell.bench.forward import TimedTarget, forward_times
+from foretell.bench.forward import TimedTarget, forward_times, running
 from foretell.bench.prompts import ids_of
 from foretell.bench.questions import Question
 from foretell.bench.run import Run, afresh, warm_up
@@ -73,17 +72,6 @@ class Watched(TimedTarget):
     ) -> Output:
         self.seen.append((len(rows.tokens), int(rows.positions.sum()) + len(rows.tokens)))
         return super().forward(rows, cache, taps=taps, layers=layers)
-
-
-@contextmanager
-def watched(llm: LLM) -> Iterator[Watched]:
-    """Watch the engine's forwards while inside."""
-    target = Watched(llm.engine.target)
-    llm.engine.target = target
-    try:
-        yield target
-    finally:
-        llm.engine.target = target.target
 
 
 @dataclass(slots=True)
@@ -204,7 +192,7 @@ def measure(
     runs = [Rounds(budget) for budget in (0, *settings.budgets())]
     total = len(runs) * len(prompts) + 2
     warm_up(llm)
-    with watched(llm) as target:
+    with running(llm, Watched(llm.engine.target)) as target:
         for number, (question, prompt) in enumerate(zip(questions, prompts, strict=True)):
             turn = []
             for i in range(len(runs)):

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+PLAIN, DRAFTED = "plain", "drafted"  # foretell's own two ways to decode, beside the peers' names
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:

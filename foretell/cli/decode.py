@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from foretell.bench.decode import DRAFTED, PLAIN, Settings, decode
+from foretell.bench.decode import Settings, decode
 from foretell.bench.peers import Peers
+from foretell.bench.timing import DRAFTED, PLAIN
 from foretell.cli import page, peers, report
 from foretell.cli.command import verb
 from foretell.cli.options import ModelOptions
@@ -63,7 +64,7 @@ def command(model: ModelOptions, prompts: PromptOptions, options: DecodeOptions,
     ):
         result = {**facts, **decode(llm, questions, settings, engines, progress, interrupt)}
     sections = _sections(result, drawn=options.html is not None)
-    print(json.dumps(result)) if options.json else _print(result, sections)
+    print(json.dumps(result)) if options.json else peers.show(result, sections)
     page.write(options.html, "How fast one request decodes", report.intro(result), [*sections, peers.section(result)])
     report.leave(result, interrupt(), identical=result["all"]["identical"])
 
@@ -150,13 +151,3 @@ def _bars(result: dict[str, Any], curves: Sequence[tuple[str, list[float]]], dra
         return ""
     axes = Axes("Tokens per second of each engine by kind of prompt", "", "tokens/s")
     return bars(axes, [row["kind"] for row in _rows(result)], [Curve(name, values) for name, values in curves])
-
-
-def _print(result: dict[str, Any], sections: Sequence[Section]) -> None:
-    console = report.console()
-    for line in report.intro(result):
-        console.print(line, markup=False, soft_wrap=True)
-    page.show(sections, console)
-    console.print()
-    for line in [*sections[0].text, *peers.notes(result)]:
-        console.print(line, markup=False, soft_wrap=True)

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from foretell.bench.load import DRAFTED, FEWEST, PLAIN, Settings, load
+from foretell.bench.load import FEWEST, Settings, load
 from foretell.bench.peers import Peers
+from foretell.bench.timing import DRAFTED, PLAIN
 from foretell.cli import page, peers, report
 from foretell.cli.command import verb
 from foretell.cli.options import ModelOptions, numbers
@@ -76,7 +77,7 @@ def command(model: ModelOptions, prompts: PromptOptions, options: RequestOptions
     ):
         result = {**facts, **load(llm, questions, settings, engines, progress, interrupt)}
     sections = _sections(result, drawn=options.html is not None)
-    print(json.dumps(result)) if options.json else _print(result, sections)
+    print(json.dumps(result)) if options.json else peers.show(result, sections)
     page.write(options.html, "Several requests at once", report.intro(result), [*sections, peers.section(result)])
     report.leave(result, interrupt(), identical=all(row["identical"] for row in result["levels"]))
 
@@ -153,13 +154,3 @@ def _lines(result: dict[str, Any], key: str, label: str, drawn: bool) -> str:
     ]
     axes = Axes(f"{label} by requests at once", "requests at once", label, log=True)
     return lines(axes, [row["concurrency"] for row in result["levels"]], curves)
-
-
-def _print(result: dict[str, Any], sections: Sequence[Section]) -> None:
-    console = report.console()
-    for line in report.intro(result):
-        console.print(line, markup=False, soft_wrap=True)
-    page.show(sections, console)
-    console.print()
-    for line in peers.notes(result):
-        console.print(line, markup=False, soft_wrap=True)

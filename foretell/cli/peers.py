@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import typer
 
 from foretell.bench.peers import ALL, FAMILIES, PEERS, Settings
+from foretell.cli import page, report
 from foretell.report.page import Section
 
 
@@ -65,3 +67,14 @@ def section(result: dict[str, Any]) -> Section:
     """How everything was run, for a page."""
     settings = ", ".join(f"{name} {value}" for name, value in result["settings"].items())
     return Section("How it was run", [f"Settings: {settings}.", *notes(result)])
+
+
+def show(result: dict[str, Any], sections: Sequence[Section]) -> None:
+    """The result in a terminal: what was run, its tables, what there is to say of the first one and of the peers."""
+    console = report.console()
+    for line in report.intro(result):
+        console.print(line, markup=False, soft_wrap=True)
+    page.show(sections, console)
+    console.print()
+    for line in [*sections[0].text, *notes(result)]:
+        console.print(line, markup=False, soft_wrap=True)

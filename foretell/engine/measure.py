@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from foretell.engine.rows import build_rows
 from foretell.kv.cache import Cache
 from foretell.machine import processor
 from foretell.models.base import Target
-from foretell.models.files import replacing
+from foretell.models.files import read_json, write_json
 from foretell.planner.cost import Costs, Point, fit
-from foretell.types import Rows, Sampling, Seq
+from foretell.types import Drafts, Plan, Sampling, Seq
 
 LIMIT_S, ROUNDS = 3.0, 6  # seconds that measuring may take, and how often everything is measured if they allow it
 SHORT, LONG = 16, 768  # tokens before the rows
@@ -34,12 +34,11 @@ def costs_of(target: Target, folder: Path, threads: int) -> Costs:
     setting = f"{processor()} {threads} {target.backend}"
     path = folder / f"costs-{hashlib.sha256(setting.encode()).hexdigest()[:12]}.json"
     try:
-        return Costs.from_json(json.loads(path.read_text()))
-    except (OSError, ValueError, AttributeError):
+        return Costs.from_json(read_json(path))
+    except ValueError:
         pass  # none, or not of this version: measure
     costs = measure(target)
-    with replacing(path) as fresh:
-        fresh.write_text(json.dumps(costs.to_json()))
+    write_json(path, costs.to_json())
     return costs
 
 
@@ -56,45 +55,30 @@ def measure(target: Target, limit_s: float = LIMIT_S) -> Costs:
     seconds: dict[Point, float] = {}
     points = [point for point in POINTS if point[0] + point[1] < length] or [(1, 0, 1)]
     end = time.perf_counter() + limit_s
-    for round in range(ROUNDS):
+    for _ in range(ROUNDS):
         for point in points:
             took = _forward(target, cache, point)
-            if round or len(seconds) < 2 or point not in seconds:
-                seconds[point] = min(took, seconds.get(point, took))
+            seconds[point] = min(took, seconds.get(point, took))
             if time.perf_counter() > end and len(seconds) > 1:
                 return fit(seconds)
     return fit(seconds)
 
 
 def _forward(target: Target, cache: Cache, point: Point) -> float:
-    """Seconds of one forward."""
+    """Seconds of one forward, a chain of rows for each request, of all of which the logits are wanted."""
     rows, context, requests = point
     own = rows // requests
-    seqs = [Seq(i, [0] * (context + own + 1), 1, Sampling(), 0) for i in range(requests)]
+    seqs = [Seq(i, [0] * (context + own), 1, Sampling(), 0) for i in range(requests)]
     for seq in seqs:
         if not cache.admit(seq) or not cache.reserve(seq, context):
             raise AssertionError("the cache is too small for what is measured")
         cache.commit(seq, range(context))
         cache.reserve(seq, own)
-    made = _rows(seqs, own, cache)
+    plan, none = Plan(seqs, [own] * requests, [0] * requests), Drafts.chains([[]] * requests)
+    made = replace(build_rows(plan, none, cache, target.vocab_size), want=torch.arange(requests * own))
     started = time.perf_counter()
     target.forward(made, cache)
     took = time.perf_counter() - started
     for seq in seqs:
         cache.release(seq)
     return took
-
-
-def _rows(seqs: Sequence[Seq], own: int, cache: Cache) -> Rows:
-    """A chain of rows for each request, of all of which the logits are wanted."""
-    parts = [Rows.of(seq, [0] * own, range(-1, own - 1), cache.reserved(seq)) for seq in seqs]
-    return Rows(
-        indptr=torch.arange(len(seqs) + 1, dtype=torch.int32) * own,
-        tokens=torch.cat([part.tokens for part in parts]),
-        positions=torch.cat([part.positions for part in parts]),
-        parents=torch.cat([part.parents for part in parts]),
-        slots=torch.cat([part.slots for part in parts]),
-        want=torch.arange(len(seqs) * own),
-        tables=torch.cat([part.tables for part in parts]),
-        context=torch.cat([part.context for part in parts]),
-    )

@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from foretell.planner.accept import Depths, Scale
+from foretell.planner.accept import DECAY, Depths, Scale
 from foretell.planner.budget import choose, prices
 from foretell.planner.cost import Costs
 from foretell.planner.fixed import room
@@ -111,17 +111,17 @@ class Controller:
         gains = self._gains(seqs, drafts)
         counts = choose(gains, self._price)
         each, more = self._drafting.fit()
-        ends = drafts.indptr.tolist()
+        sizes = drafts.indptr.diff().tolist()
         price = self._price(sum(counts)) / max(1, sum(counts))
-        for seq, row, count, size in zip(seqs, gains, counts, map(int, drafts.indptr.diff()), strict=True):
+        for seq, row, count, size in zip(seqs, gains, counts, sizes, strict=True):
             state = self._states[seq.id]
             if state.asked:
                 spent = self._rate * (each + more * size) / self._slow
                 self._judge(state, sum(row[:count]) - price * count - spent)
-        return drafts if counts == [b - a for a, b in zip(ends, ends[1:], strict=False)] else drafts.first(counts)
+        return drafts if counts == sizes else drafts.first(counts)
 
     def observe(self, round: Round) -> None:
-        sizes = [len(tokens) for tokens, _ in round.drafts.trees()]
+        sizes = round.drafts.indptr.diff().tolist()
         requests, nodes = len(round.seqs), sum(sizes)
         if not requests:
             return
@@ -150,16 +150,17 @@ class Controller:
 
     def _learn(self, round: Round, sizes: Sequence[int]) -> None:
         worth = None if round.drafts.worth is None else round.drafts.worth.tolist()
+        shared = 1 - (1 - DECAY) / len(round.seqs)  # a round of many requests ages what all showed no faster
         start = 0
         for seq, size, path in zip(round.seqs, sizes, round.verdict.accepted, strict=True):
             state = self._states.setdefault(seq.id, _State())
             if size and worth is not None:
                 said = sum(worth[start : start + size])
                 state.scale.see(said, len(path))
-                self._scale.see(said, len(path), 1 - (1 - 0.97) / len(round.seqs))
+                self._scale.see(said, len(path), shared)
             elif size:
-                state.depths.see(size, path, FORGET if state.probing else 0.97)
-                self._depths.see(size, path, 1 - (1 - 0.97) / len(round.seqs))
+                state.depths.see(size, path, FORGET if state.probing else DECAY)
+                self._depths.see(size, path, shared)
                 if state.probing and path:
                     state.nap = 0  # look again at once
             start += size

@@ -18,6 +18,16 @@ from itertools import pairwise
 Point = tuple[int, int, int]  # rows of a forward, tokens that each of them sees, requests they belong to
 
 
+def interpolated(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
+    """Straight lines between the points, xs ascending; the last one goes on beyond them if it rises. Before the first,
+    its value."""
+    if x <= xs[0] or len(xs) == 1:
+        return ys[0]
+    at = min(bisect_left(xs, x), len(xs) - 1)
+    slope = (ys[at] - ys[at - 1]) / (xs[at] - xs[at - 1])
+    return ys[at] + (max(0.0, slope) if x > xs[-1] else slope) * (x - xs[at])
+
+
 @dataclass(frozen=True, slots=True)
 class Costs:
     """rows: ascending, at least one. seconds: of a forward of so many rows of one request that see nothing yet."""
@@ -34,15 +44,8 @@ class Costs:
         if rows <= 0:
             return 0.0
         reading = self.per_attended * rows + self.per_cached * requests
-        return self._line(rows) + reading * context + self.per_request * max(0.0, requests - 1)
-
-    def _line(self, rows: float) -> float:
-        if len(self.rows) == 1 or rows <= self.rows[0]:
-            return self.seconds[0]
-        at = min(max(bisect_left(self.rows, rows), 1), len(self.rows) - 1)
-        low, high = self.rows[at - 1], self.rows[at]
-        slope = (self.seconds[at] - self.seconds[at - 1]) / (high - low)
-        return self.seconds[at - 1] + slope * (rows - low)
+        line = interpolated(self.rows, self.seconds, rows)
+        return line + reading * context + self.per_request * max(0.0, requests - 1)
 
     def to_json(self) -> dict[str, object]:
         return {

@@ -3,26 +3,19 @@ steps. Pure arithmetic, nothing is measured here."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+
+from foretell.planner.cost import interpolated
 
 Forward = Callable[[float, float, float], float]  # rows, attended, requests -> seconds; see `offline.Costs`
 
 
 def piecewise(points: Mapping[float, float]) -> Callable[[float], float]:
-    """Straight lines between the points, the last one going on beyond them if it rises; before the first, its value."""
+    """The line through the points, see `interpolated`."""
     xs = sorted(points)
-    ys = [points[x] for x in xs]
-
-    def at(x: float) -> float:
-        if x <= xs[0] or len(xs) == 1:
-            return ys[0]
-        i = min(bisect_right(xs, x), len(xs) - 1)
-        slope = (ys[i] - ys[i - 1]) / (xs[i] - xs[i - 1])
-        return ys[i] + (max(0.0, slope) if x > xs[-1] else slope) * (x - xs[i])
-
-    return at
+    return partial(interpolated, xs, [points[x] for x in xs])
 
 
 def table(points: Mapping[float, float]) -> Forward:

@@ -99,6 +99,17 @@ class Peers:
         for process in self.alive.values():
             process.close()
 
+    def check(self, temperature: float) -> None:
+        """ValueError if peers, which are greedy, would be compared with sampled answers."""
+        if temperature and self.settings.names:
+            raise ValueError("peers decode greedily: leave out --temperature or --peers")
+
+    def in_turn(self, number: int) -> list[str]:
+        """Those that run, another one first in every turn."""
+        alive = list(self.alive)
+        first = number % max(1, len(alive))
+        return alive[first:] + alive[:first]
+
     def open(self, context: int, concurrency: int, say: Say, stopping: Callable[[], bool]) -> None:
         """Load them, one after the other, for that many tokens of a prompt and its answer, and requests at once."""
         if not self.settings.names:
