@@ -64,7 +64,8 @@ def test_g39_the_predicted_peak_is_within_five_percent(models: Path, target: str
     if "draft_model" in options:
         options = {**options, "draft_model": str(models / options["draft_model"])}
     name = target if target == MODEL else str(models / target)
-    measured, predicted = measure(model=name, max_context=1024, max_batch=4, **options)
+    # a controller would draft less than it may, and so take less
+    measured, predicted = measure(model=name, max_context=1024, max_batch=4, draft_tokens=4, **options)
     assert measured["written"] > 0.9, "the cache was not filled, so this tells nothing"
     assert predicted["slots"] > 3000
     assert measured["peak"] == pytest.approx(predicted["peak"], rel=0.05)
@@ -186,7 +187,7 @@ def test_a_drafter_of_the_callers_own_is_counted_and_never_left_out(models: Path
 
 
 def test_past_texts_and_noise_are_kept_as_far_as_there_is_room(models: Path) -> None:
-    some = Setup(models / "tiny", "suffix", max_context=600, max_batch=2, memory="60MB").fit()
+    some = Setup(models / "tiny", "suffix", draft_tokens=4, max_context=600, max_batch=2, memory="60MB").fit()
     assert some.past == 60_000_000 // 16 // 530
     assert some.rule.noise_bytes == 16 * 258 * 2 * 5  # two rounds of every place's nodes
     llm = LLM(models / "tiny", "suffix", max_context=600, max_batch=2, memory="60MB", threads=1)

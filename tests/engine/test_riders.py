@@ -14,6 +14,7 @@ from foretell.drafters.search import SearchDrafter
 from foretell.engine.rows import build_rows, lines
 from foretell.kv.cache import Cache
 from foretell.models.base import Target
+from foretell.planner.fixed import FixedPlanner
 from foretell.types import Drafts, Draw, Drawn, Plan, Sampling, Seen, Seq
 from tests.conftest import VOCAB, RidingDrafter, run, table_target, tiny_llama
 from tests.engine.test_invariance import MODES, TARGETS, prompts
@@ -202,14 +203,11 @@ def test_recycling_learns_nothing_from_riders() -> None:
     assert (learnt[0] == learnt[1]).all()
 
 
-class Always:
+class Always(FixedPlanner):
     """So many, however near the end is."""
 
     def __init__(self, nodes: int) -> None:
-        self.nodes = nodes
+        super().__init__(nodes, 0)
 
-    def budgets(self, seqs: Sequence[Seq]) -> list[int]:
-        return [self.nodes] * len(seqs)
-
-    def observe(self, *_: object) -> None:
-        pass
+    def budgets(self, seqs: Sequence[Seq], rows: int) -> list[int]:
+        return [self.draft_tokens] * len(seqs)

@@ -25,7 +25,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(folder: Path, **options: Any) -> LLM:
-    return LLM(folder, **{"drafter": "suffix+recycling", "threads": 1, "max_batch": 4, **options})
+    return LLM(folder, **{"drafter": "suffix+recycling", "draft_tokens": 4, "threads": 1, "max_batch": 4, **options})
 
 
 def saved(llm: LLM) -> list[list[int]]:
@@ -48,7 +48,8 @@ def test_what_was_learnt_without_data_is_there_at_the_next_start(folder: Path) -
     llm.warm(lambda done, total: told.append((done, total)), texts=30)
     vocab = llm.target.vocab_size
     assert (vocab, vocab) in told and told[-1] == (60, 60) and sorted(told[-60:]) == told[-60:]
-    assert llm.engine.scheduler.idle and {file.name for file in llm.folder.iterdir()} == {"past.npz", "successors.npz"}
+    kept = {file.name for file in llm.folder.iterdir() if file.suffix != ".json"}  # less what forwards cost
+    assert llm.engine.scheduler.idle and kept == {"past.npz", "successors.npz"}
     written = saved(llm)
     start = opening(llm)
     assert 3 <= len(written) <= 30 and all(text[: len(start)] == start for text in written)

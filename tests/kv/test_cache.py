@@ -105,7 +105,7 @@ class CacheMachine(RuleBasedStateMachine):
         tail = seq.tokens[seq.cached :][:chunk]
         ready = seq.cached + len(tail) == len(seq.tokens)
         drafts = [self.random.randrange(50) for _ in range(nodes)] if ready else []
-        drafts = drafts[: CONTEXT - len(seq.tokens) - 1]
+        drafts = drafts[: max(0, CONTEXT - len(seq.tokens) - 1)]  # a full line has room for none
         rows = tail + drafts
         stale = len(world.cache._scratch.get(seq.id, []))  # of a step that was interrupted
         available, before = world.cache.available + stale, world.state()
