@@ -110,7 +110,7 @@ class LlamaModel:
             x = ops.run(x, [self._layers[i] for i in chosen[first:last]], plane)
         if len(self._layers) in taps:
             tapped[len(self._layers)] = x.clone()
-        x = x[rows.want]
+        x = ops.take(x, rows.want)
         if not len(x):
             return Output(torch.empty(0, self.vocab_size, dtype=ops.dtype), tapped)
         return Output(ops.linear(ops.norm(x, self._norm, eps), self._head, None, None), tapped)

@@ -186,6 +186,10 @@ class NativeOps(Ops):
         )
         return out
 
+    def take(self, x: Tensor, rows: Tensor) -> Tensor:
+        # PyTorch would share this little work with threads of its own, which then spin beside the kernels
+        return torch.from_numpy(x.numpy()[rows.numpy()])
+
     def linear(self, x: Tensor, weight: object, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         """With a residual the result replaces it in place."""
         assert isinstance(weight, Packed)

@@ -88,6 +88,10 @@ class Ops:
     def embed(self, weight: object, tokens: Tensor) -> Tensor:
         raise NotImplementedError
 
+    def take(self, x: Tensor, rows: Tensor) -> Tensor:
+        """Those rows of x; rows: int64."""
+        return x[rows]
+
     def linear(self, x: Tensor, weight: object, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         raise NotImplementedError
 

@@ -11,11 +11,9 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 Array = NDArray[Any]  # of float64; in the tests of `verify` also of Fraction
-CHUNK = 1 << 14  # torch runs up to 2^15 elements on the calling thread: nothing to wake, nothing to wait for
 
 
 class Purpose(IntEnum):
@@ -44,6 +42,6 @@ def uniform(seed: int, purpose: Purpose, position: int, round: int, n: int) -> A
 def gumbel(seed: int, purpose: Purpose, position: int, round: int, n: int) -> Array:
     """float64 [n], -log(-log u): argmax(log p + g) is a draw from p (Maddison et al. 2014)."""
     noise = uniform(seed, purpose, position, round, n)
-    for part in torch.split(torch.from_numpy(noise), CHUNK):  # torch's log is faster than numpy's
-        part.log_().neg_().log_().neg_()
+    for _ in range(2):
+        np.negative(np.log(noise, out=noise), out=noise)
     return noise

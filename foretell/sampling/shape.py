@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretell.sampling.noise import CHUNK, Array
+from foretell.sampling.noise import Array
 from foretell.types import Drafts, Seq
 
 HEAD = 1024  # tokens sorted first when looking for the nucleus
@@ -141,7 +141,7 @@ def soften(x: Array, temperature: float) -> None:
 def softmax(x: Array) -> Array:
     """float64 [V] with largest entry 0 -> float64 [V], probabilities; an entry of -inf costs nothing."""
     alive = np.flatnonzero(x > -math.inf)
-    mass = exp(x[alive])
+    mass = np.exp(x[alive])
     p = np.zeros(x.shape)
     p[alive] = mass / mass.sum()
     return p
@@ -149,24 +149,7 @@ def softmax(x: Array) -> Array:
 
 def widen(row: Tensor, out: Array) -> None:
     """row: [V] of any dtype and device, copied into out: float64 [V]."""
-    for part, source in zip(torch.split(torch.from_numpy(out), CHUNK), torch.split(row.cpu(), CHUNK), strict=True):
-        part.copy_(source)
-
-
-def exp(x: Array) -> Array:
-    """float64 [n] -> float64 [n]; torch's is faster than numpy's."""
-    result = x.copy()
-    for part in torch.split(torch.from_numpy(result), CHUNK):
-        part.exp_()
-    return result
-
-
-def log(x: Array) -> Array:
-    """float64 [n] -> float64 [n], -inf at 0."""
-    result = x.copy()
-    for part in torch.split(torch.from_numpy(result), CHUNK):
-        part.log_()
-    return result
+    np.copyto(out, (row.float() if row.dtype == torch.bfloat16 else row).numpy(force=True))
 
 
 def best_mask(x: Array, k: int) -> Array:
@@ -192,11 +175,11 @@ def nucleus_size(x: Array, top_p: float, head: int = HEAD) -> int:
     An entry stays while those before it hold less than top_p. The `head` largest are a prefix of all in order, and a
     running sum over a prefix is a prefix of the running sum: the shortcut gives what the full sort gives, to the bit.
     """
-    enough = top_p * float(exp(x).sum())
+    enough = top_p * float(np.exp(x).sum())
     size = 0
     for k in (head, x.size):
         largest = np.partition(x, x.size - k)[x.size - k :] if k < x.size else x
-        reached = np.cumsum(exp(-np.sort(-largest)))
+        reached = np.cumsum(np.exp(-np.sort(-largest)))
         size = 1 + int(np.searchsorted(reached, enough, side="left"))
         if size <= largest.size:
             break
@@ -212,7 +195,7 @@ def top_logprobs(logits: Tensor, token: int, n: int) -> tuple[float, list[tuple[
     widen(logits, raw)
     x = raw.copy()
     soften(x, 1.0)
-    x -= math.log(exp(x).sum())
+    x -= math.log(np.exp(x).sum())
     x = x.astype(np.float32)
     # ordered by the logits: rounding to float32 must not make ties that were none
     return float(x[token]), [(int(i), float(x[i])) for i in best_ids(raw, min(n, raw.size))] if n else []

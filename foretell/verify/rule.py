@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from foretell.sampling.noise import Array, Purpose, gumbel, uniform
-from foretell.sampling.shape import best_ids, exp, log, soften, softmax, widen
+from foretell.sampling.shape import best_ids, soften, softmax, widen
 from foretell.types import Drafts, Keys, Law, Picks, Verdict
 
 Walk = Generator[int, Array, tuple[list[int], int]]
@@ -88,7 +88,7 @@ class KeyedCoins:
         purpose, round = (Purpose.TARGET, 0) if own else (Purpose.RESIDUAL, self.round)
         noise = gumbel(self.seed, purpose, self.position + depth, round, weights.size)
         alive = np.flatnonzero(weights)
-        return int(alive[(log(weights[alive]) + noise[alive]).argmax()])
+        return int(alive[(np.log(weights[alive]) + noise[alive]).argmax()])
 
 
 def keyed_coins(keys: Keys) -> list[KeyedCoins]:
@@ -181,7 +181,7 @@ def pick(logits: Tensor, keys: Keys, k: int, noise: Callable[[int, int, int, int
     for i, (seed, position, round, temperature) in enumerate(keyed):
         widen(logits[i], x)
         soften(x, temperature or 1.0)
-        mass = exp(x)
+        mass = np.exp(x)
         total = mass.sum()
         if temperature == 0:
             tokens[i] = best_ids(x, k)
