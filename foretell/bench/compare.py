@@ -39,9 +39,12 @@ def compare(drafted: Run, llm: LLM, sampling: Sampling, stopping: Callable[[], b
     seeded = replace(sampling, seed=drafted.seed)
     plain = replace(seeded, draft_tokens=0)
     runs: dict[bool, list[Run]] = {True: [drafted], False: []}
-    runs[False].append(_finished(llm, prompt, plain, stopping))
-    if drafted.decode_s + runs[False][0].decode_s < REPEAT_BELOW_S:
+    with llm.engine.plain():
         runs[False].append(_finished(llm, prompt, plain, stopping))
+        again = drafted.decode_s + runs[False][0].decode_s < REPEAT_BELOW_S
+        if again:
+            runs[False].append(_finished(llm, prompt, plain, stopping))
+    if again:
         runs[True].append(_finished(llm, prompt, seeded, stopping))
     if any(run.completion.finish_reason == "abort" for run in runs[True] + runs[False]):
         return None

@@ -8,6 +8,7 @@ on the same prompts. Speeds are of decoding: tokens after the first round, whose
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -91,9 +92,10 @@ class _Bench:
         for engine in (PLAIN, DRAFTED) if repetition % 2 == 0 else (DRAFTED, PLAIN):
             sampling = self.settings.sampling(0 if engine == PLAIN else None)
             afresh(self.llm)
-            run = Run(self.llm, result.prompt, sampling, stopping=stopping, meter=lambda: target.seconds)
-            if run.finish().finish_reason == "abort":
-                return False
+            with self.llm.engine.plain() if engine == PLAIN else nullcontext():
+                run = Run(self.llm, result.prompt, sampling, stopping=stopping, meter=lambda: target.seconds)
+                if run.finish().finish_reason == "abort":
+                    return False
             answers[engine] = run.answer
             self.step_s[engine] += run.decode_s
             self.forward_s[engine] += run.metered

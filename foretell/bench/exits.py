@@ -162,7 +162,7 @@ class _Calibration:
         truth = [self._truth[place] for place in places]
         for first, logits in zip(range(0, len(places), BATCH), self._passes(layers, places, 1), strict=True):
             wanted = truth[first : first + BATCH]
-            right += int((top_tokens(logits, 1)[:, 0] == wanted).sum())
+            right += int((top_tokens(logits, 1)[0][:, 0] == wanted).sum())
             likely += float(logits.float().log_softmax(-1)[range(len(wanted)), wanted].sum())
         return right, likely / len(places)
 
@@ -175,7 +175,7 @@ class _Calibration:
     def _says(self, layers: Layers | None, places: Sequence[tuple[int, int]], depth: int) -> np.ndarray:
         """int32 [len(places), depth]: the likeliest token at each place and the next ones of its text."""
         passes = self._passes(layers, places, depth)
-        return np.concatenate([top_tokens(logits, 1).reshape(-1, depth) for logits in passes])
+        return np.concatenate([top_tokens(logits, 1)[0].reshape(-1, depth) for logits in passes])
 
     def _passes(self, layers: Layers | None, places: Sequence[tuple[int, int]], depth: int) -> Iterator[Tensor]:
         """[rows, V] of some of the places after the other, each with `depth` rows."""

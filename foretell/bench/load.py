@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -126,7 +127,9 @@ class _Bench:
         found: dict[str, tuple[list[Answer], float, list[Stats]]] = {}
         for name in (PLAIN, DRAFTED) if number % 2 == 0 else (DRAFTED, PLAIN):
             progress(name)
-            served = self._serve(count, level.concurrency, 0 if name == PLAIN else None, stopping)
+            plain = name == PLAIN
+            with self.llm.engine.plain() if plain else nullcontext():
+                served = self._serve(count, level.concurrency, 0 if plain else None, stopping)
             if served is None:
                 return False
             found[name] = served

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
+from struct import Struct
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from foretell.drafters.base import Progress
 from foretell.drafters.files import read_arrays, write_arrays
@@ -24,11 +24,13 @@ from foretell.drafters.search import Guess, Source
 from foretell.kv.cache import Cache
 from foretell.models.base import Target
 from foretell.models.top import top_tokens
-from foretell.types import Rows, Sampling, Seen, Seq
+from foretell.types import Draw, Rows, Sampling, Seen, Seq
 
 WIDTH = 8  # successors kept of each key
 BATCH = 128  # tokens of one pass of the warm start
+unpack = Struct(f"={2 * (WIDTH + 1)}i").unpack  # of a line's bytes
 PAIRS = 1 << 17  # pairs of tokens kept of all requests
+HEARD = 64  # rounds of requests that are learnt from at once at most
 OWN = 1 << 13  # tokens and pairs kept of a request's own
 FILE = "successors.npz"
 
@@ -62,7 +64,8 @@ WEIGHTS = (  # of each origin: by rank, by share, of NONE by the share of the fi
 )
 
 Pair = tuple[int, int]  # of tokens in a row; -1 is before the first
-Own = dict[int | Pair, bytes]  # what a request's own rows said of a token or a pair: a line of remarks
+Heard = tuple[Seq, list[Pair], np.ndarray, np.ndarray]  # rows of a request's round, and what `top_tokens` tells of them
+Own = dict[int | Pair, bytes]  # what a request's own rows said of a token or a pair: a line of kinds TOKEN
 
 
 class RecyclingSource(Source):
@@ -72,26 +75,36 @@ class RecyclingSource(Source):
         self.known = Successors(vocab_size)
         self._saved = self.known.copy()
         self._own: dict[int, Own] = {}  # request id
+        self._heard: list[Heard] = []  # what is still to be learnt
 
     def warm(self, target: Target, cache: Cache, progress: Progress) -> None:
+        self._catch_up()
         self.known = Successors(target.vocab_size)
         self.known.of_token[:] = warm_successors(target, cache, progress)
         self.known.fixed[:] = True
 
     def reset(self) -> None:
+        self._heard.clear()
         self.known = self._saved.copy()
 
     def save(self, folder: Path) -> None:
+        self._catch_up()
         self.known.save(folder / FILE)
         self._saved = self.known.copy()
 
     def load(self, folder: Path) -> None:
+        self._catch_up()
         loaded = Successors.load(folder / FILE, len(self.known.of_token))
         if loaded is not None:
             self.known, self._saved = loaded, loaded.copy()
 
     def forget(self, seq: Seq) -> None:
+        self._catch_up()
         self._own.pop(seq.id, None)
+
+    def prepare(self, seqs: Sequence[Seq], budget: Sequence[int], draw: Draw) -> None:
+        if any(budget):
+            self._catch_up()
 
     def observe(self, seen: Seen) -> None:
         rows = seen.rows
@@ -100,7 +113,7 @@ class RecyclingSource(Source):
         judged = sum(map(len, seen.judged))  # the text before a rider may be anything
         if not judged:
             return
-        lines = successors(seen.logits[:judged])
+        top, found = top_tokens(seen.logits[:judged], WIDTH)
         for start, seq, of in zip(ends, seen.seqs, seen.judged, strict=False):
             pairs = []
             for row in want[of.start : of.stop]:
@@ -108,14 +121,26 @@ class RecyclingSource(Source):
                 before = tokens[start + parent] if parent >= 0 else seq.tokens[position - 1] if position else -1
                 pairs.append((before, tokens[row]))
             if pairs:
-                self.learn(seq, pairs, lines[of.start : of.stop])
+                self._heard.append((seq, pairs, top[of.start : of.stop], found[of.start : of.stop]))
+        if len(self._heard) >= HEARD:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Learn what was heard: of many rounds at once where nothing was drafted meanwhile, for a fraction of the
+        time that each would take alone."""
+        if self._heard:
+            tops, found = (np.concatenate([heard[i] for heard in self._heard]) for i in (2, 3))
+            lines, start = successors(tops, found), 0
+            for seq, pairs, _, _ in self._heard:
+                self.learn(seq, pairs, lines[start : start + len(pairs)])
+                start += len(pairs)
+            self._heard.clear()
 
     def learn(self, seq: Seq, pairs: Sequence[Pair], lines: np.ndarray) -> None:
         """What the target said after each pair: lines [M, 2, WIDTH+1], of kinds TOKEN."""
         own = self._own.setdefault(seq.id, {})
-        of_token, of_pair = (_of_kind(lines, first) for first in (TOKEN, PAIR))
-        for pair, after_token, after_pair in zip(pairs, of_token, of_pair, strict=True):
-            own[pair[1]], own[pair] = after_token.tobytes(), after_pair.tobytes()
+        for pair, line in zip(pairs, lines, strict=True):
+            own[pair[1]] = own[pair] = line.tobytes()
         if len(own) > OWN:
             for key in list(islice(own, len(own) - OWN)):
                 del own[key]
@@ -134,8 +159,8 @@ class RecyclingView:
         last = path[-1] if path else self._end[-1]
         before = [-1, *self._end, *path][-2]
         after_token, after_pair = self._own.get(last), self._own.get((before, last))
-        return (self._known.after(last) if after_token is None else _remark(after_token)) + (
-            self._known.after_pair(before, last) if after_pair is None else _remark(after_pair)
+        return (self._known.after(last) if after_token is None else _remark(after_token, TOKEN)) + (
+            self._known.after_pair(before, last) if after_pair is None else _remark(after_pair, PAIR)
         )
 
 
@@ -157,11 +182,11 @@ class Successors:
         return other
 
     def after(self, last: int) -> list[Guess]:
-        return _remarks(self.of_token[last : last + 1])[0]
+        return _remarks(self.of_token[last])
 
     def after_pair(self, before: int, last: int) -> list[Guess]:
         place = self._place.get((before, last))
-        return [] if place is None else _remarks(self.of_pair[place : place + 1])[0]
+        return [] if place is None else _remarks(self.of_pair[place])
 
     def put(self, pairs: Sequence[Pair], lines: np.ndarray) -> None:
         """lines: [M, 2, WIDTH+1], of kinds TOKEN."""
@@ -212,13 +237,17 @@ class Successors:
         return known
 
 
-def _remarks(lines: np.ndarray) -> list[list[Guess]]:
-    """[M, 2, WIDTH+1] -> M lists of what is known."""
-    return [[guess for guess in zip(*line, strict=True) if guess[1] >= 0] for line in lines.tolist()]
+def _remarks(line: np.ndarray) -> list[Guess]:
+    """[2, WIDTH+1] -> what is known."""
+    tokens, kinds = line.tolist()
+    return [(token, kind) for token, kind in zip(tokens, kinds, strict=True) if kind >= 0]
 
 
-def _remark(raw: bytes) -> list[Guess]:
-    return _remarks(np.frombuffer(raw, dtype=np.int32).reshape(1, 2, WIDTH + 1))[0]
+def _remark(raw: bytes, first: int) -> list[Guess]:
+    """Of a line of kinds TOKEN, as kinds of another origin."""
+    values = unpack(raw)
+    pairs = zip(values[: WIDTH + 1], values[WIDTH + 1 :], strict=True)
+    return [(token, first + kind) for token, kind in pairs if kind >= 0]
 
 
 def _lines(count: int) -> np.ndarray:
@@ -238,15 +267,11 @@ def _fit(lines: np.ndarray, vocab_size: int) -> bool:
     return lines.dtype == np.int32 and bool(in_range) and lines[:, 1].max(initial=-1) < 4 * KINDS
 
 
-def successors(logits: Tensor) -> np.ndarray:
-    """logits: [M, V] -> int32 [M, 2, WIDTH+1], the likeliest tokens of each row with their kinds, of TOKEN."""
-    lines = _lines(len(logits))
-    top = top_tokens(logits, WIDTH)
-    # in numpy: threads that PyTorch wakes for this go on spinning, and the next forward waits for its cores
-    wide = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
-    found = np.take_along_axis(wide.numpy(), top, axis=1)
+def successors(top: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """What `top_tokens` tells of M rows -> int32 [M, 2, WIDTH+1], these tokens with their kinds, of TOKEN."""
+    lines = _lines(len(top))
     odds = np.exp(found - found[:, :1])
-    levels = np.digitize(odds / odds.sum(1, keepdims=True), SHARES)
+    levels = SHARES.searchsorted(odds / odds.sum(1, keepdims=True), side="right")
     width = top.shape[1]  # less than WIDTH only in a tiny vocabulary
     lines[:, 0, 1 : width + 1] = top
     lines[:, 1, 1 : width + 1] = np.arange(width) * LEVELS + levels
@@ -268,7 +293,7 @@ def warm_successors(target: Target, cache: Cache, progress: Progress = lambda do
             cache.reserve(seq, len(tokens) + 1)
             parents = [-1, *[0] * len(tokens)]  # token 0, and the others as its children
             rows = Rows.of(seq, [0, *tokens], parents, cache.reserved(seq), range(1, len(tokens) + 1))
-            lines[start : tokens.stop] = successors(target.forward(rows, cache).logits)
+            lines[start : tokens.stop] = successors(*top_tokens(target.forward(rows, cache).logits, WIDTH))
             progress(tokens.stop, target.vocab_size)
     finally:
         cache.release(seq)

@@ -221,6 +221,8 @@ class SearchDrafter(Drafter):
         return self._shares.get(seq.id, {})
 
     def propose(self, seqs: Sequence[Seq], budget: Sequence[int], draw: Draw) -> Drafts:
+        if not any(budget):
+            return Drafts.chains([[] for _ in seqs])
         ridden = [self._ride(seq, n) for seq, n in zip(seqs, budget, strict=True)]
         counts = [len(tokens) for tokens, _ in ridden]
         room = [n - riders for n, riders in zip(budget, counts, strict=True)]
@@ -241,9 +243,10 @@ class SearchDrafter(Drafter):
                 self._learn(tree, seq, len(judged) - 1)
         nobody = [0] * (len(self.sources) + 1)
         ends_of = [self._riders.pop(seq.id, nobody) for seq in seen.seqs]
+        ridden = any(map(len, seen.riders))
         for i, source in enumerate(self.sources.values()):
             own = [lines[ends[i] : ends[i + 1]] for lines, ends in zip(seen.riders, ends_of, strict=True)]
-            source.observe(replace(seen, riders=own))
+            source.observe(replace(seen, riders=own) if ridden else seen)
 
     def _ride(self, seq: Seq, budget: int) -> tuple[list[int], list[int]]:
         """The riders of all sources."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from foretell.drafters.base import Drafter
+from foretell.drafters.base import Drafter, NoDrafter
 from foretell.engine.commit import commit
 from foretell.engine.request import Request
 from foretell.engine.rows import build_rows, keys, lines, mean_context
@@ -12,6 +14,7 @@ from foretell.engine.stats import Lookout
 from foretell.kv.cache import Cache
 from foretell.models.base import Target
 from foretell.planner.cost import Costs
+from foretell.planner.fixed import FixedPlanner
 from foretell.planner.gain import gain
 from foretell.sampling.shape import Shaper
 from foretell.scheduler import Scheduler
@@ -53,6 +56,16 @@ class Engine:
             self._forget(request)
             request.abort()
 
+    @contextmanager
+    def plain(self) -> Iterator[None]:
+        """Plain decoding, for requests that begin and end inside: neither drafter nor planner takes any time."""
+        drafter, planner = self.drafter, self.planner
+        self.drafter, self.planner = NoDrafter(), FixedPlanner(0, 0)
+        try:
+            yield
+        finally:
+            self.drafter, self.planner = drafter, planner
+
     def step(self) -> None:
         """One forward of the target for everyone who can take part. Events are in the requests' outboxes after it."""
         started_at = time.perf_counter()
@@ -75,8 +88,7 @@ class Engine:
         self.drafter.observe(seen)
         done_at = time.perf_counter()
         clock = (started_at, drafted_at, computed_at, verified_at, done_at)
-        drafted = proposed.indptr.diff().tolist()
-        round = Round(seqs, budgets, drafted, nodes, verdict, len(rows.tokens), mean_context(rows), clock)
+        round = Round(seqs, budgets, proposed.sizes(), nodes, verdict, len(rows.tokens), mean_context(rows), clock)
         self.planner.observe(round)
         self.lookout.round(budgets, verdict.accepted)
         self._finish(seen, round)

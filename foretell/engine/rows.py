@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise
 
-import torch
+import numpy as np
 
 from foretell.kv.cache import Cache
-from foretell.types import Drafts, Keys, Plan, Rows, Seq
+from foretell.types import Drafts, Keys, Plan, Rows, Seq, tensor
 
 
 def build_rows(plan: Plan, drafts: Drafts, cache: Cache, vocab_size: int) -> Rows:
@@ -42,20 +42,21 @@ def build_rows(plan: Plan, drafts: Drafts, cache: Cache, vocab_size: int) -> Row
         slots += cache.reserved(seq)[: len(tokens) - base]
         indptr.append(len(tokens))
     return Rows(
-        indptr=torch.tensor(indptr, dtype=torch.int32),
-        tokens=torch.tensor(tokens, dtype=torch.int64),
-        positions=torch.tensor(positions, dtype=torch.int64),
-        parents=torch.tensor(parents, dtype=torch.int32),
-        slots=torch.tensor(slots, dtype=torch.int64),
-        want=torch.tensor(judged + ridden, dtype=torch.int64),
-        tables=torch.tensor([seq.table for seq in plan.seqs], dtype=torch.int32),
-        context=torch.tensor([seq.cached for seq in plan.seqs], dtype=torch.int32),
+        indptr=tensor(indptr, np.int32),
+        tokens=tensor(tokens, np.int64),
+        positions=tensor(positions, np.int64),
+        parents=tensor(parents, np.int32),
+        slots=tensor(slots, np.int64),
+        want=tensor(judged + ridden, np.int64),
+        tables=tensor([seq.table for seq in plan.seqs], np.int32),
+        context=tensor([seq.cached for seq in plan.seqs], np.int32),
     )
 
 
 def mean_context(rows: Rows) -> float:
     """Tokens that a row sees, on average."""
-    return float(rows.positions.numpy().mean()) + 1
+    positions: list[int] = rows.positions.tolist()
+    return sum(positions) / len(positions) + 1
 
 
 def lines(plan: Plan, drafts: Drafts) -> tuple[list[range], list[range]]:

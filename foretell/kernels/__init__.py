@@ -41,7 +41,7 @@ SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "ft_layers": (None, (_PTR, _PTR, _I64, _PTR, _PTR)),
     "ft_linear": (None, (_PTR, _PTR, _I64, _I64, _PTR, _I32, _I64, _I64, _PTR, _PTR, _PTR, _PTR)),
     "ft_embed": (None, (_PTR, _I32, _PTR, _PTR, _I64, _I64, _PTR)),
-    "ft_norm": (None, (_PTR, _PTR, _I64, _I64, _PTR, _F32, _PTR)),
+    "ft_norm": (None, (_PTR, _PTR, _PTR, _I64, _I64, _PTR, _F32, _PTR)),
     "ft_rope_write": (
         None,
         (_PTR, _PTR, _I64, _I64, _PTR, _PTR, _I64, _I64, _I64, _PTR, _PTR, _PTR, _PTR, _F32, _PTR, _PTR) + (_I64, _I32),
@@ -53,7 +53,7 @@ SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
         + (_I64, _F32, _PTR, _PTR, _I64, _I32),
     ),
     "ft_swiglu": (None, (_PTR, _PTR, _I64, _I64, _PTR)),
-    "ft_top": (None, (_PTR, _I64, _I64, _I64, _PTR)),
+    "ft_top": (None, (_PTR, _I64, _I64, _I64, _PTR, _PTR)),
     "ft_stream": (_I64, (_PTR, _PTR, _PTR, _I64)),
 }
 

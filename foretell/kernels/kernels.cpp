@@ -46,9 +46,11 @@ void linear(Pool &pool, const Weight &w, const float *x, int64_t rows, const flo
   ft::linear(pool, p, w.data, int(w.dtype), w.scales);
 }
 
-void norm(Pool &pool, const float *x, int64_t rows, int64_t n, const float *weight, float eps, float *out) {
+// picked: which rows of x, null for all
+void norm(Pool &pool, const float *x, const int64_t *picked, int64_t rows, int64_t n, const float *weight, float eps,
+          float *out) {
   pool.run(rows, 16, [&](int64_t a, int64_t b) {
-    for (int64_t r = a; r < b; ++r) norm_row(x + r * n, n, weight, eps, out + r * n);
+    for (int64_t r = a; r < b; ++r) norm_row(x + (picked ? picked[r] : r) * n, n, weight, eps, out + r * n);
   });
 }
 
@@ -81,7 +83,7 @@ void run_layer(Pool &pool, const Layer &l, const Step &s, float *x) {
   const int64_t width = l.heads * l.dim, line = width + 2 * l.kv_heads * l.dim;
   const int64_t at = l.number * s.layer_bytes;
   const Caches caches{s.k + at, s.v + at, s.per_head, int(s.cache_dtype)};
-  norm(pool, x, s.rows, s.hidden, l.input_norm, eps, s.normed);
+  norm(pool, x, nullptr, s.rows, s.hidden, l.input_norm, eps, s.normed);
   linear(pool, l.qkv, s.normed, s.rows, nullptr, s.qkv);
   const Rope rope{s.qkv, line, s.positions, s.slots, l.heads, l.kv_heads, l.dim, l.cos, l.sin, l.q_norm, l.k_norm, eps};
   rope_write(pool, rope, s.rows, caches);
@@ -89,7 +91,7 @@ void run_layer(Pool &pool, const Layer &l, const Step &s, float *x) {
                             s.table_width, s.lines, s.context, s.path_start, s.path, l.window, float(l.scale)};
   attend(pool, attention, s.rows, caches);
   linear(pool, l.o, s.attended, s.rows, x, x);
-  norm(pool, x, s.rows, s.hidden, l.post_norm, eps, s.normed);
+  norm(pool, x, nullptr, s.rows, s.hidden, l.post_norm, eps, s.normed);
   linear(pool, l.gate_up, s.normed, s.rows, nullptr, s.gate_up);
   swiglu(pool, s.gate_up, s.rows, s.inner, s.gated);
   linear(pool, l.down, s.gated, s.rows, x, x);
@@ -134,8 +136,9 @@ void ft_embed(const void *w, int dtype, const float *scales, const int64_t *toke
   }
 }
 
-void ft_norm(void *pool, const float *x, int64_t rows, int64_t n, const float *weight, float eps, float *out) {
-  norm(*static_cast<Pool *>(pool), x, rows, n, weight, eps, out);
+void ft_norm(void *pool, const float *x, const int64_t *picked, int64_t rows, int64_t n, const float *weight,
+             float eps, float *out) {
+  norm(*static_cast<Pool *>(pool), x, picked, rows, n, weight, eps, out);
 }
 
 void ft_rope_write(void *pool, float *qkv, int64_t ld, int64_t rows, const int64_t *positions, const int64_t *slots,
@@ -177,12 +180,13 @@ void ft_attend(void *pool, const float *q, int64_t ldq, float *out, int64_t ldo,
   attend(*static_cast<Pool *>(pool), a, rows, Caches{k_cache, v_cache, per_head, dtype});
 }
 
-// The k largest of each row of x [rows, n], larger first and ties by lower index; NaN is never among them.
-void ft_top(const float *x, int64_t rows, int64_t n, int64_t k, int32_t *out) {
-  std::vector<float> best(k);
+// The k largest of each row of x [rows, n], larger first and ties by lower index, and their values; NaN is never among
+// them.
+void ft_top(const float *x, int64_t rows, int64_t n, int64_t k, int32_t *out, float *values) {
   for (int64_t r = 0; r < rows; ++r) {
     const float *row = x + r * n;
     int32_t *ids = out + r * k;
+    float *best = values + r * k;
     for (int64_t j = 0; j < k; ++j) { best[j] = -INFINITY; ids[j] = -1; }
     auto offer = [&](int64_t i) {
       if (!(row[i] > best[k - 1])) return;

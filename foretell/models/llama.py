@@ -110,10 +110,9 @@ class LlamaModel:
             x = ops.run(x, [self._layers[i] for i in chosen[first:last]], plane)
         if len(self._layers) in taps:
             tapped[len(self._layers)] = x.clone()
-        x = ops.take(x, rows.want)
-        if not len(x):
+        if not rows.want.numel():
             return Output(torch.empty(0, self.vocab_size, dtype=ops.dtype), tapped)
-        return Output(ops.linear(ops.norm(x, self._norm, eps), self._head, None, None), tapped)
+        return Output(ops.linear(ops.norm(x, self._norm, eps, rows.want), self._head, None, None), tapped)
 
 
 def _rope_tables(config: ModelConfig, positions: int) -> tuple[Tensor, Tensor]:

@@ -186,10 +186,6 @@ class NativeOps(Ops):
         )
         return out
 
-    def take(self, x: Tensor, rows: Tensor) -> Tensor:
-        # PyTorch would share this little work with threads of its own, which then spin beside the kernels
-        return torch.from_numpy(x.numpy()[rows.numpy()])
-
     def linear(self, x: Tensor, weight: object, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         """With a residual the result replaces it in place."""
         assert isinstance(weight, Packed)
@@ -211,10 +207,12 @@ class NativeOps(Ops):
         )
         return out
 
-    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        rows, width = x.shape
-        out = self._buffer("norm", rows, width)
-        self._lib.ft_norm(self._pool, x.data_ptr(), rows, width, weight.data_ptr(), eps, out.data_ptr())
+    def norm(self, x: Tensor, weight: Tensor, eps: float, rows: Tensor | None = None) -> Tensor:
+        # picked by the kernel: PyTorch would wake threads of its own for it, which then spin beside the kernels
+        count, picked = (x.shape[0], None) if rows is None else (rows.numel(), rows.data_ptr())
+        width = x.shape[1]
+        out = self._buffer("norm", count, width)
+        self._lib.ft_norm(self._pool, x.data_ptr(), picked, count, width, weight.data_ptr(), eps, out.data_ptr())
         return out
 
     def rope_write(self, qkv: Tensor, layer: int, plane: Plane, spec: AttentionSpec) -> None:

@@ -88,14 +88,11 @@ class Ops:
     def embed(self, weight: object, tokens: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def take(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Those rows of x; rows: int64."""
-        return x[rows]
-
     def linear(self, x: Tensor, weight: object, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         raise NotImplementedError
 
-    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def norm(self, x: Tensor, weight: Tensor, eps: float, rows: Tensor | None = None) -> Tensor:
+        """rows: int64 [L], those of x that are wanted, in their order; None is all."""
         raise NotImplementedError
 
     def rope_write(self, qkv: Tensor, layer: int, plane: Plane, spec: AttentionSpec) -> None:
@@ -182,8 +179,8 @@ class TorchOps(Ops):
         out = torch.cat([F.linear(part, weight, bias) for part in torch.split(padded, ROWS)])[:rows]
         return out if residual is None else out + residual
 
-    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        wide = x.to(self.wide)
+    def norm(self, x: Tensor, weight: Tensor, eps: float, rows: Tensor | None = None) -> Tensor:
+        wide = (x if rows is None else x[rows]).to(self.wide)
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         return weight * wide.to(self.dtype)
 

@@ -111,7 +111,7 @@ class Controller:
         gains = self._gains(seqs, drafts)
         counts = choose(gains, self._price)
         each, more = self._drafting.fit()
-        sizes = drafts.indptr.diff().tolist()
+        sizes = drafts.sizes()
         price = self._price(sum(counts)) / max(1, sum(counts))
         for seq, row, count, size in zip(seqs, gains, counts, sizes, strict=True):
             state = self._states[seq.id]
@@ -121,7 +121,7 @@ class Controller:
         return drafts if counts == sizes else drafts.first(counts)
 
     def observe(self, round: Round) -> None:
-        sizes = round.drafts.indptr.diff().tolist()
+        sizes = round.drafts.sizes()
         requests, nodes = len(round.seqs), sum(sizes)
         if not requests:
             return

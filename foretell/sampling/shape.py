@@ -48,8 +48,14 @@ class Shaper:
         for row, x in zip(rows, out, strict=True):
             b = bisect_right(self.roots, row) - 1
             seq = self.seqs[b]
+            bent = bends(seq)
+            if seq.sampling.temperature == 0 and not bent:
+                raw = numbers(self.logits[row])
+                best = int(raw.argmax())  # the first maximum; the first NaN if there is one
+                point(x, best if math.isfinite(raw[best]) else ending(raw, seq))
+                continue
             widen(self.logits[row], x)
-            if bends(seq):
+            if bent:
                 adjust(x, seq, self.path(b, row - self.roots[b] - 1))
             shape(x, seq)
         return torch.from_numpy(out)
@@ -147,9 +153,15 @@ def softmax(x: Array) -> Array:
     return p
 
 
+def numbers(row: Tensor) -> Array:
+    """row: [V] of any dtype and device -> [V] of a dtype that numpy knows, the same numbers; not to be written to."""
+    array: Array = (row.float() if row.dtype == torch.bfloat16 else row).numpy(force=True)
+    return array
+
+
 def widen(row: Tensor, out: Array) -> None:
     """row: [V] of any dtype and device, copied into out: float64 [V]."""
-    np.copyto(out, (row.float() if row.dtype == torch.bfloat16 else row).numpy(force=True))
+    np.copyto(out, numbers(row))
 
 
 def best_mask(x: Array, k: int) -> Array:

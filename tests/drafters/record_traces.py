@@ -70,7 +70,7 @@ class Recorder(NoDrafter):
 
     def observe(self, seen: Seen) -> None:
         if len(seen.logits):
-            top = top_tokens(seen.logits, WIDTH)
+            top, _ = top_tokens(seen.logits, WIDTH)
             self.tokens.append(top[0])
             self.logits.append(torch.gather(seen.logits, 1, torch.from_numpy(top).long()).numpy()[0])
 

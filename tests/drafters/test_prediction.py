@@ -91,7 +91,7 @@ def test_each_request_has_its_own_prediction() -> None:
 
 def test_texts_and_refusals(tmp_path: Path) -> None:
     write_tiny(tmp_path)
-    llm = LLM(tmp_path, drafter="prediction+suffix", max_context=160, threads=1)
+    llm = LLM(tmp_path, drafter="prediction+suffix", draft_tokens=8, max_context=160, threads=1)
     plain = llm.generate("hello", GREEDY)[0]
     done = llm.generate("hello", replace(GREEDY, prediction=plain.token_ids))[0]
     assert done.token_ids == plain.token_ids and done.stats.rounds < 20

@@ -258,7 +258,7 @@ def test_the_warm_start_is_what_the_target_says_of_each_token(kind: object) -> N
 
 
 def lines_of(source: random.Random, count: int) -> np.ndarray:
-    return successors(torch.tensor([[source.random() for _ in range(VOCAB)] for _ in range(count)]))
+    return successors(*top_tokens(torch.tensor([[source.random() for _ in range(VOCAB)] for _ in range(count)]), WIDTH))
 
 
 def test_what_was_learnt_is_saved_whole_and_read_only_if_it_fits(tmp_path: Path) -> None:
@@ -356,9 +356,12 @@ def test_top_tokens_order_and_ties() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randint(0, 40, (7, 1003), generator=generator).float()  # many ties
     expected = torch.sort(logits, dim=-1, descending=True, stable=True).indices[:, :8].int().numpy()
-    assert (top_tokens(logits, 8) == expected).all()
-    assert (top_tokens(logits.double(), 8) == expected).all()
-    assert (top_tokens(logits[:, :5].contiguous(), 5) == np.argsort(-logits[:, :5].numpy(), kind="stable")).all()
+    for of in (logits, logits.double()):
+        tokens, values = top_tokens(of, 8)
+        assert (tokens == expected).all()
+        assert (values == np.take_along_axis(logits.numpy(), expected, axis=1)).all()
+    few = logits[:, :5].contiguous()
+    assert (top_tokens(few, 8)[0] == np.argsort(-few.numpy(), kind="stable")).all()
 
 
 def test_the_best_member_is_not_lost_in_a_mixture() -> None:

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from foretell.drafters import Parts, build
-from foretell.drafters.recycling import TOKEN_BEFORE, RecyclingSource, _of_kind, successors
+from foretell.drafters.recycling import TOKEN_BEFORE, WIDTH, RecyclingSource, _of_kind, successors
 from foretell.drafters.search import SearchDrafter
+from foretell.models.top import top_tokens
 from foretell.types import Rows, Sampling, Seen, Seq
 from tests.drafters.record_traces import PATH, PROMPTS
 
@@ -85,7 +86,8 @@ def warm() -> tuple[np.ndarray, np.ndarray]:
     """The lines of a warm start, of those tokens that occur."""
     with np.load(PATH) as file:
         tokens, top, logits = (file[f"warm/{name}"] for name in ("token", "top", "logits"))
-    parts = [successors(logits_of(top[i : i + 64], logits[i : i + 64])) for i in range(0, len(top), 64)]
+    whole = (logits_of(top[i : i + 64], logits[i : i + 64]) for i in range(0, len(top), 64))
+    parts = [successors(*top_tokens(part, WIDTH)) for part in whole]
     return tokens.astype(np.int64), _of_kind(np.concatenate(parts), TOKEN_BEFORE)
 
 
