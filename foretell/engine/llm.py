@@ -97,7 +97,7 @@ class LLM:
             )
         self.drafter = drafter
         self.max_context = min(self.target.max_context, self.memory.slots)
-        costs, planner = self._planned(draft_tokens, threads or cores())
+        costs, planner = self._planned(draft_tokens, opened.dtype, threads or cores())
         cache = Cache(self.memory.slots, max_batch, self.max_context)
         self.engine = Engine(
             self.target, cache, drafter, verifier, planner, max_batch=max_batch, max_rows=ROWS, costs=costs
@@ -177,12 +177,12 @@ class LLM:
     def cancel(self, request: Request) -> None:
         self.engine.remove(request)
 
-    def _planned(self, draft_tokens: int | str, threads: int) -> tuple[Costs | None, Planner]:
+    def _planned(self, draft_tokens: int | str, dtype: str, threads: int) -> tuple[Costs | None, Planner]:
         """What forwards cost, measured now unless it was before, and who decides how much to draft."""
         drafter = self.drafter
         if drafter.draft_tokens == 0 or draft_tokens == 0:
             return None, FixedPlanner(0, self.max_context)
-        costs = costs_of(self.target, self.folder, threads)
+        costs = costs_of(self.target, self.folder, dtype, threads)
         if isinstance(draft_tokens, int):
             return costs, FixedPlanner(draft_tokens, self.max_context)
         return costs, Controller(costs, drafter.most, self.max_context, scored=drafter.scored)

@@ -28,10 +28,10 @@ POINTS: tuple[Point, ...] = (
 )
 
 
-def costs_of(target: Target, folder: Path, threads: int) -> Costs:
-    """The costs of the model that `folder` is about, from there, or measured and written there. threads: those that
-    compute. `attach` the target's cache after this."""
-    setting = f"{processor()} {threads} {target.backend}"
+def costs_of(target: Target, folder: Path, dtype: str, threads: int) -> Costs:
+    """The costs of the model that `folder` is about, from there, or measured and written there. dtype: of its weights;
+    threads: those that compute. `attach` the target's cache after this."""
+    setting = f"{processor()} {threads} {target.backend} {dtype}"
     path = folder / f"costs-{hashlib.sha256(setting.encode()).hexdigest()[:12]}.json"
     try:
         return Costs.from_json(read_json(path))

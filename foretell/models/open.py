@@ -55,8 +55,8 @@ class Prepared:
         checkpoint, config, text = self.checkpoint, self.checkpoint.config, self.text
         if config is None:
             other = HFModel(checkpoint, DTYPES.get(self.dtype), threads=threads, max_context=self.max_context)
-            parts = [str(checkpoint.hf_config).encode(), self.dtype.encode(), *_sizes(checkpoint)]
-            return Opened(other, text, self.name, _digest([part] for part in parts))
+            parts = [str(checkpoint.hf_config).encode(), *_sizes(checkpoint)]
+            return Opened(other, text, self.name, self.dtype, _digest([part] for part in parts))
         chosen = _dtype(checkpoint, self.dtype)
         ops = _ops(chosen, threads, self.native, share)
         exact = rows_are_independent(ops, config.head_dim)
@@ -69,18 +69,20 @@ class Prepared:
             max_context=self.context,
             exact=exact,
         )
-        opened = Opened(target, text, self.name, _fingerprint(checkpoint, config, chosen))
+        opened = Opened(target, text, self.name, str(chosen), _fingerprint(checkpoint, config))
         give_back_memory()
         return opened
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """fingerprint: the same for the same weights in the same dtype, whatever the file's name."""
+    """dtype: of the weights as they are computed with. fingerprint: the same for the same weights, whatever the file's
+    name and whatever the dtype: what is learnt about a model in one dtype helps to guess what it says in another."""
 
     target: Target
     text: Text | None
     name: str
+    dtype: str
     fingerprint: str
 
 
@@ -135,10 +137,10 @@ def whole(name: str, value: object, least: int, also: str = "") -> None:
         raise ValueError(f"{name} must be {also}a whole number of at least {least}, not {value!r}")
 
 
-def _fingerprint(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype) -> str:
+def _fingerprint(checkpoint: Checkpoint, config: ModelConfig) -> str:
     last = config.num_layers - 1
     names = ("norm.weight", "layers.0.self_attn.q_proj.weight", f"layers.{last}.mlp.down_proj.weight")
-    return _digest([[str(config).encode()], [str(dtype).encode()], *(_raw(checkpoint.matrix(name)) for name in names)])
+    return _digest([[str(config).encode()], *(_raw(checkpoint.matrix(name)) for name in names)])
 
 
 def _raw(matrix: Matrix) -> Iterator[memoryview]:

@@ -504,3 +504,13 @@ def smollm2() -> tuple[LLM, LLM]:
     options: dict[str, Any] = {"max_context": 256, "max_batch": 2}
     name = "smollm2-135m-instruct"
     return LLM(name, drafter="none", **options), LLM(name, drafter="ngram", **options)
+
+
+def test_what_is_learnt_is_shared_between_dtypes_and_what_is_measured_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORETELL_CACHE", str(tmp_path))
+    write_tiny(tmp_path / "tiny")
+    llms = [LLM(tmp_path / "tiny", "suffix", dtype=dtype, max_context=128) for dtype in ("bfloat16", "int8")]
+    assert llms[0].folder == llms[1].folder
+    assert len(list(llms[0].folder.glob("costs-*.json"))) == 2
