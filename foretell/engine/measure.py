@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import statistics
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,24 +46,28 @@ def costs_of(target: Target, folder: Path, dtype: str, threads: int) -> Costs:
 
 @torch.inference_mode()
 def measure(target: Target, limit_s: float = LIMIT_S) -> Costs:
-    """From the least seconds of each of POINTS that fits into the context, in as many rounds as the time allows. It
-    runs on a cache of its own, which holds zeros, so no context is computed."""
+    """From the median seconds of each of POINTS that fits into the context, over as many rounds as the time allows: the
+    least would flatter many rows, which a busy neighbour slows down more than one row. It runs on a cache of its own,
+    which holds zeros, so no context is computed."""
     length = min(target.max_context, LONG + POINTS[-1][0] + 1)
     many = max(requests for *_, requests in POINTS)
     cache = Cache(max(length, many * (SHORT + 1)), many, length, reuse=False)
     target.attach(cache, "measure")
     for plane in cache.planes.values():
         plane.k.zero_(), plane.v.zero_()
-    seconds: dict[Point, float] = {}
+    times: dict[Point, list[float]] = {}
     points = [point for point in POINTS if point[0] + point[1] < length] or [(1, 0, 1)]
     end = time.perf_counter() + limit_s
     for _ in range(ROUNDS):
         for point in points:
-            took = _forward(target, cache, point)
-            seconds[point] = min(took, seconds.get(point, took))
-            if time.perf_counter() > end and len(seconds) > 1:
-                return fit(seconds)
-    return fit(seconds)
+            times.setdefault(point, []).append(_forward(target, cache, point))
+            if time.perf_counter() > end and len(times) > 1:
+                return fit(_medians(times))
+    return fit(_medians(times))
+
+
+def _medians(times: Mapping[Point, Sequence[float]]) -> dict[Point, float]:
+    return {point: statistics.median(seconds) for point, seconds in times.items()}
 
 
 def _forward(target: Target, cache: Cache, point: Point) -> float:
