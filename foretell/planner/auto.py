@@ -32,9 +32,9 @@ FORGET = 0.7  # a try after a pause counts more than usual: the text may have ch
 class _State:
     """What is known about one request."""
 
+    net: float  # running mean of the tokens that a round of drafting left after its price
     scale: Scale = field(default_factory=Scale)
     depths: Depths = field(default_factory=Depths)
-    net: float = 0.3  # running mean of the tokens that a round of drafting left after its price
     nap: int = 0  # rounds still to go without drafts
     length: int = NAP  # of the next nap
     asked: bool = False  # for drafts, in this step
@@ -87,6 +87,7 @@ class Controller:
         self._rest = 0.0  # seconds of a step outside drafting and forward, for each request
         self._tokens, self._nodes = 1.0, 0.0  # of a request in a step
         self._rate = 0.0  # tokens a second of the table
+        self._net = 0.3  # of the latest rounds of all requests, which a new one begins with
         self._rows, self._context = 0, 0.0  # of the step without drafts: rows, tokens that a row more sees
 
     def budgets(self, seqs: Sequence[Seq], rows: int) -> list[int]:
@@ -153,7 +154,7 @@ class Controller:
         shared = 1 - (1 - DECAY) / len(round.seqs)  # a round of many requests ages what all showed no faster
         start = 0
         for seq, size, path in zip(round.seqs, sizes, round.verdict.accepted, strict=True):
-            state = self._states.setdefault(seq.id, _State())
+            state = self._state(seq)
             if size and worth is not None:
                 said = sum(worth[start : start + size])
                 state.scale.see(said, len(path))
@@ -170,9 +171,12 @@ class Controller:
             running = {seq.id for seq in seqs}
             self._states = {id: state for id, state in self._states.items() if id in running}
 
+    def _state(self, seq: Seq) -> _State:
+        return self._states.setdefault(seq.id, _State(self._net))
+
     def _room(self, seq: Seq) -> int:
         """Nodes the request may have; 0 while it naps."""
-        state = self._states.setdefault(seq.id, _State())
+        state = self._state(seq)
         most = room(seq, self.most, self.max_context)
         if self.scored and state.nap > 0:
             state.nap -= 1
@@ -212,6 +216,7 @@ class Controller:
 
     def _judge(self, state: _State, net: float) -> None:
         """net: tokens that this round's drafting leaves."""
+        self._net += PACE * (net - self._net)
         state.net += 0.25 * (net - state.net)
         if state.net < 0:
             state.nap, state.length, state.net = state.length, min(2 * state.length, LONGEST), 0.0
