@@ -287,6 +287,17 @@ def test_a_gpu_answers_what_it_answers_plainly(tmp_path: Path) -> None:
     assert drafted.token_ids == plain.token_ids and drafted.stats.drafted > 0
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_of_a_larger_model_are_those_of_plain_decoding(dtype: torch.dtype) -> None:
+    """Products wide enough for the library to choose among its kernels, and texts of several tiles of keys."""
+    sizes = {"hidden_size": 1024, "intermediate_size": 2816, "vocab_size": 8192, "head_dim": 64}
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 2048}
+    target = random_llama(make_ops("cuda", dtype), num_hidden_layers=4, **sizes, **heads)
+    assert_plain(target, session(target, (1500, 5, 300, 700), steps=60, seed=1), leaves=6)
+
+
 def test_a_model_in_blocks_opens_and_is_exact(tmp_path: Path) -> None:
     save(tmp_path, "smollm2")
     opened = open_model(tmp_path, backend="blocks")
