@@ -16,7 +16,7 @@ from foretell.models.base import Target
 from foretell.models.config import ModelConfig
 from foretell.models.llama import LlamaModel
 from foretell.models.load import tensor_shapes
-from foretell.models.ops import TorchOps
+from foretell.models.ops import Ops, TorchOps
 from foretell.models.table import TableTarget
 from foretell.planner.fixed import FixedPlanner
 from foretell.types import Drafts, Draw, Planner, Sampling, Seq
@@ -33,8 +33,11 @@ def one_torch_thread() -> None:
     torch.set_num_threads(1)
 
 
-def tiny_llama(seed: int = 0, *, layers: int = 2, noise: float = 0.0, vocab: int = VOCAB) -> LlamaModel:
-    """A float64 Llama of two layers, weights made here. noise: how far its weights are from those of the same seed."""
+def tiny_llama(
+    seed: int = 0, *, layers: int = 2, noise: float = 0.0, vocab: int = VOCAB, ops: Ops | None = None
+) -> LlamaModel:
+    """A Llama of two layers, float64 by default, weights made here. noise: how far its weights are from those of the
+    same seed."""
     config = ModelConfig.from_hf(
         {
             "architectures": ["LlamaForCausalLM"],
@@ -57,8 +60,14 @@ def tiny_llama(seed: int = 0, *, layers: int = 2, noise: float = 0.0, vocab: int
             torch.randn(shape, generator=generator, dtype=torch.float64)
             + noise * torch.randn(shape, generator=other, dtype=torch.float64)
         )
-    ops = TorchOps(torch.float64)
-    return LlamaModel(config, weights.__getitem__, ops, stop_ids=frozenset({0}), max_context=CONTEXT, exact=True)
+    return LlamaModel(
+        config,
+        weights.__getitem__,
+        ops or TorchOps(torch.float64),
+        stop_ids=frozenset({0}),
+        max_context=CONTEXT,
+        exact=True,
+    )
 
 
 def table_target(seed: int = 0, *, noise: float = 0.0, vocab: int = VOCAB) -> TableTarget:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from foretell.drafters import METHODS
+from foretell.models.device import DEVICES
 from foretell.models.hub import BUILTIN
 from foretell.models.open import DTYPES
 from foretell.types import Sampling
@@ -36,6 +37,9 @@ class TargetOptions:
     ] = DEFAULT_MODEL
     dtype: Annotated[
         str, _option("--dtype", metavar="DTYPE", help=f"What it computes in: auto, {', '.join(DTYPES)}.")
+    ] = "auto"
+    device: Annotated[
+        str, _option("--device", metavar="DEVICE", help=f"What it computes on: {', '.join(DEVICES)}.")
     ] = "auto"
     threads: Annotated[
         int | None, _option("--threads", "-t", metavar="N", help="Processor threads; default: all it may use.")

@@ -43,8 +43,9 @@ class LLM:
     a round; with "auto" a controller decides in every step how many pay here, from none on. rule: how drafts are
     verified, "match", "ratio" or "block"; all are lossless, and under "match" the tokens are those of plain decoding
     with the same seed. dtype: "auto", "bfloat16", "float32", "float64", "float16", "int8" (weights only). device:
-    "auto" or "cpu". threads: None is all the process may use. max_context: tokens of a prompt and its answer, None is
-    the model's own limit. max_batch: requests that run at once.
+    "cpu", which is "auto" too, or "cuda", which no GPU has run yet. threads: None is all
+    the process may use. max_context: tokens of a prompt and its answer, None is the model's own limit. max_batch:
+    requests that run at once.
     memory: bytes, or "12GiB", "500MB": what loading and running all this adds to the process's resident memory - the
     weights of both models, their tokenizers, workspace, what drafters remember, and the cache, which gets what is left.
     What Python and imports take is not in it. It must hold a request of max_context: what drafts is left out if need
@@ -68,11 +69,9 @@ class LLM:
         max_batch: int = 32,
         memory: int | str | None = None,
     ) -> None:
-        if device not in ("auto", "cpu"):
-            raise ValueError(f"device {device!r} is not supported: foretell runs on 'cpu' so far")
         if threads is not None:
             whole("threads", threads, 1)
-        setup = Setup(model, drafter, draft_model, draft_tokens, rule, dtype, max_context, max_batch, memory)
+        setup = Setup(model, drafter, draft_model, draft_tokens, rule, dtype, max_context, max_batch, memory, device)
         fitted = setup.fit()
         self.memory, verifier, drafter = fitted.split, fitted.rule, fitted.drafter
         opened = fitted.target.load(threads)

@@ -11,6 +11,7 @@ from foretell import drafters
 from foretell.drafters.base import Drafter
 from foretell.drafters.suffix import PAST
 from foretell.machine import free_memory
+from foretell.models.device import free_memory_of
 from foretell.models.open import Prepared, prepare, whole
 from foretell.models.vocabulary import same_vocabulary
 from foretell.planner.memory import LEAST_CONTEXT, Needs, Split, in_bytes, refusal, shown, split
@@ -45,6 +46,7 @@ class Setup:
     max_context: int | None = None
     max_batch: int = 32
     memory: int | str | None = None
+    device: str = "auto"
 
     def fit(self) -> Fitted:
         """ValueError for whatever cannot work, or does not fit; reads headers, configurations and tokenizers alone.
@@ -53,12 +55,15 @@ class Setup:
         first, then what the other drafters remember, with a line in the log; then the limit is refused."""
         limit = self._check()
         rule = make_rule(self.rule)
-        target = prepare(self.model, dtype=self.dtype, max_context=self.max_context)
-        draft = None if self.draft_model is None else prepare(self.draft_model, dtype=self.dtype)
+        target = prepare(self.model, dtype=self.dtype, max_context=self.max_context, device=self.device)
+        draft = None if self.draft_model is None else prepare(self.draft_model, dtype=self.dtype, device=self.device)
         past, context = PAST, max(LEAST_CONTEXT, target.context)
         if limit is None:
             needs = self._needs(self.drafter, target, draft, rule, past)
-            slots = _slots(needs.target.kv + (needs.draft.kv if needs.draft else 0), context, self.max_batch)
+            kv = needs.target.kv + (needs.draft.kv if needs.draft else 0)
+            on_cpu = target.device.type == "cpu"
+            free = free_memory() if on_cpu else max(0, free_memory_of(target.device) - needs.target.weights)
+            slots = _slots(free, kv, context, self.max_batch)
             rule.noise_bytes = needs.noise_kept(self.max_batch)
             return Fitted(target, draft, self.drafter, rule, split(needs, slots, context, self.max_batch), past)
         past = min(past, limit // SHARE // drafters.PAST_BYTES)
@@ -84,6 +89,11 @@ class Setup:
             drafters.check(self.drafter, self.draft_model is not None)
         elif not isinstance(self.drafter, Drafter):
             raise ValueError(f"drafter must be a method's name or a Drafter object, not {self.drafter!r}")
+        if self.memory is not None and self.device == "cuda":
+            raise ValueError(
+                "memory limits what the process takes beside the CPU, not what it takes on a GPU: leave it out, or use "
+                "device='cpu'"
+            )
         return None if self.memory is None else in_bytes(self.memory)
 
     def _choices(self, draft: Prepared | None) -> list[tuple[str | Drafter, Prepared | None]]:
@@ -124,6 +134,6 @@ def _warn(limit: int, longest: Mapping[str, int], drafter: str | Drafter) -> Non
     )
 
 
-def _slots(bytes_per_token: int, max_context: int, max_batch: int) -> int:
+def _slots(free: int, bytes_per_token: int, max_context: int, max_batch: int) -> int:
     """Slots of the pool: every place at full length if a quarter of the free memory holds that, one at least."""
-    return min(max_batch * max_context, max(max_context, free_memory() // 4 // max(1, bytes_per_token)))
+    return min(max_batch * max_context, max(max_context, free // 4 // max(1, bytes_per_token)))

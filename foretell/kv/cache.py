@@ -46,12 +46,20 @@ class Cache:
         self._held: dict[int, Seq] = {}
         self._prefix = PrefixPages() if reuse else None
 
-    def add_plane(self, name: str, layers: int, heads: int, head_dim: int, dtype: torch.dtype) -> Plane:
-        """A new plane over all slots. Memory is touched only where it is written.
+    def add_plane(
+        self,
+        name: str,
+        layers: int,
+        heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
+    ) -> Plane:
+        """A new plane over all slots, on the CPU unless told otherwise. Memory is touched only where it is written.
 
         In memory the slots of a head lie side by side: attention reads them head by head."""
         shape = (layers, heads, self.slots, head_dim)
-        k, v = (torch.empty(shape, dtype=dtype).transpose(1, 2) for _ in range(2))
+        k, v = (torch.empty(shape, dtype=dtype, device=device or "cpu").transpose(1, 2) for _ in range(2))
         plane = Plane(k, v, np.zeros(self.slots, dtype=np.bool_))
         self.planes[name] = plane
         return plane

@@ -16,7 +16,7 @@ from foretell.machine import give_back_memory
 from foretell.models.base import layers_to_run
 from foretell.models.config import ModelConfig, inverse_frequencies
 from foretell.models.matrix import Matrix, Stacked
-from foretell.models.ops import AttentionSpec, Layer, Ops
+from foretell.models.ops import AttentionSpec, Layer, Ops, Runner
 from foretell.types import Output, Rows
 
 
@@ -39,12 +39,14 @@ class LlamaModel:
         self.vocab_size, self.max_context, self.backend = config.vocab_size, max_context, ops.backend
         self.num_layers = config.num_layers
         self._eps = config.rms_eps
-        rope = _rope_tables(config, max_context)
+        cos, sin = _rope_tables(config, max_context)
+        rope = cos.to(ops.device), sin.to(ops.device)
         self._embedding = ops.pack(tensor("embed_tokens.weight"))
         self._layers = [self._layer(i, tensor, rope) for i in range(config.num_layers)]
         self._norm = ops.vector(tensor("norm.weight"))
         self._head = self._embedding if config.tied else ops.pack(tensor("lm_head.weight"))
         self._plane: Plane | None = None
+        self._run: Runner | None = None
 
     def _layer(self, i: int, tensor: Callable[[str], Matrix], rope: tuple[Tensor, Tensor]) -> Layer:
         config, ops = self.config, self.ops
@@ -79,10 +81,10 @@ class LlamaModel:
         )
 
     def attach(self, cache: Cache, plane: str) -> None:
-        config = self.config
-        self._plane = cache.add_plane(
-            plane, config.num_layers, config.num_kv_heads, config.head_dim, self.ops.cache_dtype
-        )
+        config, ops = self.config, self.ops
+        sizes = (config.num_layers, config.num_kv_heads, config.head_dim)
+        self._plane = cache.add_plane(plane, *sizes, ops.cache_dtype, ops.device)
+        self._run = ops.runner()
 
     def kv_bytes(self) -> int:
         config = self.config
@@ -96,23 +98,29 @@ class LlamaModel:
     def forward(
         self, rows: Rows, cache: Cache, *, taps: Collection[int] = (), layers: Sequence[int] | None = None
     ) -> Output:
-        ops, eps, plane = self.ops, self._eps, self._plane
         chosen = layers_to_run(layers, self.num_layers)
+        assert self._plane is not None and self._run is not None, "attach a cache first"
+        self._plane.filled[rows.slots.numpy()] = len(chosen) == self.num_layers
+        return self._run(self, rows, cache, chosen, taps)
+
+    def hidden(self, tokens: Tensor, layers: Sequence[int], taps: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """See `models.ops.Decoder`."""
+        ops, plane = self.ops, self._plane
         assert plane is not None, "attach a cache first"
-        ops.start(rows, cache)
-        plane.filled[rows.slots.numpy()] = len(chosen) == self.num_layers
         tapped: dict[int, Tensor] = {}
-        x = ops.embed(self._embedding, rows.tokens)
-        cuts = [n for n, i in enumerate(chosen) if i in taps]
-        for first, last in zip([0, *cuts], [*cuts, len(chosen)], strict=True):
+        x = ops.embed(self._embedding, tokens)
+        cuts = [n for n, i in enumerate(layers) if i in taps]
+        for first, last in zip([0, *cuts], [*cuts, len(layers)], strict=True):
             if first in cuts:
-                tapped[chosen[first]] = x.clone()
-            x = ops.run(x, [self._layers[i] for i in chosen[first:last]], plane)
+                tapped[layers[first]] = x.clone()
+            x = ops.run(x, [self._layers[i] for i in layers[first:last]], plane)
         if len(self._layers) in taps:
             tapped[len(self._layers)] = x.clone()
-        if not rows.want.numel():
-            return Output(torch.empty(0, self.vocab_size, dtype=ops.dtype), tapped)
-        return Output(ops.linear(ops.norm(x, self._norm, eps, rows.want), self._head, None, None), tapped)
+        return x, tapped
+
+    def logits(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+        """See `models.ops.Decoder`."""
+        return self.ops.linear(self.ops.norm(x, self._norm, self._eps, rows), self._head, None, None)
 
 
 def _rope_tables(config: ModelConfig, positions: int) -> tuple[Tensor, Tensor]:

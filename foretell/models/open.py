@@ -12,8 +12,10 @@ import torch
 from foretell.machine import give_back_memory
 from foretell.models import native
 from foretell.models.base import Target
+from foretell.models.blocks import BlockOps
 from foretell.models.check import rows_are_independent
 from foretell.models.config import ModelConfig
+from foretell.models.device import CPU, device_of
 from foretell.models.hf import HFModel
 from foretell.models.hub import resolve
 from foretell.models.llama import LlamaModel
@@ -31,18 +33,21 @@ DTYPES = {
     "float64": torch.float64,
     "int8": torch.int8,  # weights only, a scale for each output channel
 }
+BACKENDS = ("native", "torch", "blocks")
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A model that is found, checked and understood, of which no weight has been read yet. size: what it will take."""
+    """A model that is found, checked and understood, of which no weight has been read yet. backend: one of
+    BACKENDS; they are of the Llama family. size: what it will take."""
 
     checkpoint: Checkpoint
     text: Text | None
     name: str
     dtype: str
     max_context: int | None
-    native: bool
+    backend: str
+    device: torch.device
     size: ModelSize
 
     @property
@@ -58,7 +63,7 @@ class Prepared:
             parts = [str(checkpoint.hf_config).encode(), *_sizes(checkpoint)]
             return Opened(other, text, self.name, self.dtype, _digest([part] for part in parts))
         chosen = _dtype(checkpoint, self.dtype)
-        ops = _ops(chosen, threads, self.native, share)
+        ops = self._ops(chosen, threads, share)
         exact = rows_are_independent(ops, config.head_dim)
         give_back_memory()
         target = LlamaModel(
@@ -69,9 +74,19 @@ class Prepared:
             max_context=self.context,
             exact=exact,
         )
+        if isinstance(ops, BlockOps):  # a library chooses its kernel by the shape of the weight, too
+            target.exact = exact and ops.even(target.weights())
         opened = Opened(target, text, self.name, str(chosen), _fingerprint(checkpoint, config))
         give_back_memory()
         return opened
+
+    def _ops(self, dtype: torch.dtype, threads: int | None, share: Target | None) -> Ops:
+        if self.backend == "blocks":
+            return BlockOps(dtype, self.device)
+        if self.backend == "torch":
+            return TorchOps(dtype)
+        pool = share.ops.pool if isinstance(share, LlamaModel) and isinstance(share.ops, native.NativeOps) else None
+        return native.NativeOps(dtype, threads, pool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +108,27 @@ def open_model(
     threads: int | None = None,
     max_context: int | None = None,
     backend: str = "auto",
+    device: str = "cpu",
 ) -> Opened:
     """`prepare` it and load it."""
     if threads is not None:
         whole("threads", threads, 1)
-    return prepare(model, dtype=dtype, max_context=max_context, backend=backend).load(threads)
+    return prepare(model, dtype=dtype, max_context=max_context, backend=backend, device=device).load(threads)
 
 
 def prepare(
-    model: str | Path, *, dtype: str = "auto", max_context: int | None = None, backend: str = "auto"
+    model: str | Path,
+    *,
+    dtype: str = "auto",
+    max_context: int | None = None,
+    backend: str = "auto",
+    device: str = "cpu",
 ) -> Prepared:
     """model: a built-in name, a folder, a .gguf file or a hub id. dtype: one of DTYPES or "auto" (the checkpoint's own,
-    bfloat16 where it is stored in 16 bits or quantised). backend: "auto", "native" or "torch". ValueError, in one
+    bfloat16 where it is stored in 16 bits or quantised). backend: "auto" or one of BACKENDS, of which a GPU runs
+    "blocks" alone. device: "cuda", or the CPU, which is "auto" too. ValueError, in one
     sentence, for whatever cannot be opened."""
+    place = device_of(device)
     if dtype != "auto" and dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
     if max_context is not None:
@@ -116,19 +139,24 @@ def prepare(
     config = checkpoint.config
     tokens = text.tokenizer.get_vocab_size() if text else 0
     if config is None:
-        if backend == "native":
-            raise ValueError(f"{checkpoint.folder_or_file}: the native kernels cannot run this architecture")
+        if device == "cuda":
+            raise ValueError(
+                f"{checkpoint.folder_or_file}: this architecture runs through transformers, on the CPU alone: use "
+                "device='cpu'"
+            )
+        if backend in ("native", "blocks"):
+            raise ValueError(f"{checkpoint.folder_or_file}: backend {backend!r} cannot run this architecture")
         if dtype == "int8":
             raise ValueError(f"{checkpoint.folder_or_file}: this architecture runs through transformers, without int8")
         size = other_size(checkpoint, _other_dtype(checkpoint, dtype), tokens)
-        return Prepared(checkpoint, text, name, dtype, max_context, False, size)
+        return Prepared(checkpoint, text, name, dtype, max_context, "torch", CPU, size)
     if max_context is not None and max_context > config.max_positions:
         raise ValueError(f"max_context {max_context} is more than the model's {config.max_positions} positions")
     chosen = _dtype(checkpoint, dtype)
-    runs = _runs_natively(chosen, config.head_dim, backend)
+    runs = _backend(chosen, config.head_dim, backend, place)
     cached = torch.bfloat16 if chosen == torch.int8 else chosen
-    size = decoder_size(config, str(chosen).removeprefix("torch."), cached, native=runs, tokens=tokens)
-    return Prepared(checkpoint, text, name, dtype, max_context, runs, size)
+    size = decoder_size(config, str(chosen).removeprefix("torch."), cached, native=runs == "native", tokens=tokens)
+    return Prepared(checkpoint, text, name, dtype, max_context, runs, place, size)
 
 
 def whole(name: str, value: object, least: int, also: str = "") -> None:
@@ -180,17 +208,16 @@ def _other_dtype(checkpoint: Checkpoint, asked: str) -> torch.dtype:
     return torch.bfloat16 if asked == "auto" and dtype == torch.float16 else dtype
 
 
-def _runs_natively(dtype: torch.dtype, head_dim: int, backend: str) -> bool:
-    if backend not in ("auto", "native", "torch"):
-        raise ValueError(f"backend {backend!r} is not one of auto, native, torch")
-    runs = backend != "torch" and native.supported(dtype, head_dim)
-    if backend == "native" and not runs:
+def _backend(dtype: torch.dtype, head_dim: int, asked: str, device: torch.device) -> str:
+    """One of BACKENDS."""
+    if asked not in ("auto", *BACKENDS):
+        raise ValueError(f"backend {asked!r} is not one of auto, {', '.join(BACKENDS)}")
+    if device.type != "cpu":
+        if asked not in ("auto", "blocks"):
+            raise ValueError(f"backend {asked!r} runs on the CPU alone: use device='cpu'")
+        return "blocks"
+    if asked in ("auto", "native") and native.supported(dtype, head_dim):
+        return "native"
+    if asked == "native":
         raise ValueError(f"the native kernels cannot run {dtype} with heads of {head_dim} on this machine")
-    return runs
-
-
-def _ops(dtype: torch.dtype, threads: int | None, runs_natively: bool, share: Target | None) -> Ops:
-    if not runs_natively:
-        return TorchOps(dtype)
-    pool = share.ops.pool if isinstance(share, LlamaModel) and isinstance(share.ops, native.NativeOps) else None
-    return native.NativeOps(dtype, threads, pool)
+    return "torch" if asked == "auto" else asked

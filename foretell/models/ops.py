@@ -9,8 +9,9 @@ of position (design, section 3) and works through them in tiles of `KEYS`, whose
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foretell.kv.cache import Cache, Plane
+from foretell.models.device import CPU
 from foretell.models.matrix import Matrix, pieces
 from foretell.models.quantise import quantise
-from foretell.types import Rows
+from foretell.types import Output, Rows
 
 ROWS = 16  # rows of every product with a weight
 KEYS = 64  # keys of every product of attention
@@ -67,6 +69,20 @@ class Layer:
     attention: AttentionSpec
 
 
+class Decoder(Protocol):
+    """A model's layers, as what runs them sees them; between its calls lie those of its operations."""
+
+    vocab_size: int
+
+    def hidden(self, tokens: Tensor, layers: Sequence[int], taps: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """tokens: [R], of the rows that were started -> [R, H] after these layers, and the input of those tapped."""
+        ...
+
+    def logits(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+        """x: [R, H] -> [L, V]; rows: int64 [L], those of x that are wanted, None is all."""
+        ...
+
+
 class Ops:
     """x and results are [R, width] in `dtype`; a weight is whatever `pack` made of an [out, in] matrix, of which it
     keeps nothing and at no time has much more than its result in memory."""
@@ -74,6 +90,11 @@ class Ops:
     dtype: torch.dtype
     cache_dtype: torch.dtype
     backend: str
+    device = CPU  # of weights, keys and values
+
+    def runner(self) -> Runner:
+        """What takes rows through a decoder, over one plane."""
+        return Runner(self)
 
     def pack(self, weight: Matrix) -> object:
         raise NotImplementedError
@@ -118,6 +139,22 @@ class Ops:
         return x
 
 
+class Runner:
+    """Takes all rows through a decoder at once."""
+
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
+
+    def __call__(
+        self, decoder: Decoder, rows: Rows, cache: Cache, layers: Sequence[int], taps: Collection[int]
+    ) -> Output:
+        self._ops.start(rows, cache)
+        x, tapped = decoder.hidden(rows.tokens, layers, taps)
+        if not rows.want.numel():
+            return Output(torch.empty(0, decoder.vocab_size, dtype=self._ops.dtype), tapped)
+        return Output(decoder.logits(x, rows.want), tapped)
+
+
 @dataclass(frozen=True, slots=True)
 class Quantised:
     """A weight that is widened where it is used."""
@@ -132,29 +169,30 @@ class TorchOps(Ops):
 
     backend = "torch"
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device = CPU) -> None:
+        self.device = device
         self._int8 = dtype == torch.int8
         self.dtype = torch.float32 if self._int8 else dtype
         self.cache_dtype = torch.bfloat16 if self._int8 else dtype
         self.wide = torch.float64 if dtype == torch.float64 else torch.float32
-        self._rows: Rows
-        self._keys = self._lengths = self._none = torch.empty(0)
+        # of the rows that were started: [R], [R], [R, T], [R]
+        self._positions = self._slots = self._keys = self._lengths = self._none = torch.empty(0)
         self._buffers: dict[str, Tensor] = {}
 
     def pack(self, weight: Matrix) -> Tensor | Quantised:
         if self._int8:
             parts = [quantise(rows) for _, rows in pieces(weight)]
-            return Quantised(*(torch.cat(part) for part in zip(*parts, strict=True)))
-        data = torch.empty(weight.shape, dtype=self.dtype)
+            return Quantised(*(torch.cat(part).to(self.device) for part in zip(*parts, strict=True)))
+        data = torch.empty(weight.shape, dtype=self.dtype, device=self.device)
         for start, rows in pieces(weight):
             data[start : start + len(rows)] = rows
         return data
 
     def vector(self, values: Matrix) -> Tensor:
-        return values[:].to(self.dtype, copy=True)
+        return values[:].to(self.device, self.dtype, copy=True)
 
     def start(self, rows: Rows, cache: Cache) -> None:
-        self._rows = rows
+        self._positions, self._slots = rows.positions, rows.slots
         keys = key_slots(rows, cache)
         self._lengths = torch.tensor([len(k) for k in keys])  # [R]
         width = -(-int(self._lengths.max()) // KEYS) * KEYS
@@ -171,13 +209,17 @@ class TorchOps(Ops):
         return weight[tokens]
 
     def linear(self, x: Tensor, weight: object, bias: Tensor | None, residual: Tensor | None) -> Tensor:
-        if isinstance(weight, Quantised):
-            weight = weight.values.to(self.dtype) * weight.scales[:, None]
-        assert isinstance(weight, Tensor)
-        rows = x.shape[0]
+        whole, rows = self._whole(weight), x.shape[0]
         padded = F.pad(x, (0, 0, 0, -rows % ROWS))
-        out = torch.cat([F.linear(part, weight, bias) for part in torch.split(padded, ROWS)])[:rows]
+        out = torch.cat([F.linear(part, whole, bias) for part in torch.split(padded, ROWS)])[:rows]
         return out if residual is None else out + residual
+
+    def _whole(self, weight: object) -> Tensor:
+        """[out, in], as it computes."""
+        if isinstance(weight, Quantised):
+            return weight.values.to(self.dtype) * weight.scales[:, None]
+        assert isinstance(weight, Tensor)
+        return weight
 
     def norm(self, x: Tensor, weight: Tensor, eps: float, rows: Tensor | None = None) -> Tensor:
         wide = (x if rows is None else x[rows]).to(self.wide)
@@ -185,18 +227,18 @@ class TorchOps(Ops):
         return weight * wide.to(self.dtype)
 
     def rope_write(self, qkv: Tensor, layer: int, plane: Plane, spec: AttentionSpec) -> None:
-        rows = self._rows
         parts = qkv.view(len(qkv), -1, spec.dim)
         turned = parts[:, : spec.heads + spec.kv_heads]
         for norm, heads in ((spec.q_norm, slice(0, spec.heads)), (spec.k_norm, slice(spec.heads, None))):
             if norm is not None:
                 turned[:, heads] = self.norm(turned[:, heads], norm, spec.eps)
-        cos = spec.cos[rows.positions].to(self.wide)[:, None]
-        sin = spec.sin[rows.positions].to(self.wide)[:, None]
+        cos = spec.cos[self._positions].to(self.wide)[:, None]
+        sin = spec.sin[self._positions].to(self.wide)[:, None]
         u, v = turned.to(self.wide).chunk(2, dim=-1)
         turned.copy_(torch.cat([u * cos - v * sin, v * cos + u * sin], dim=-1))
-        keys, values = parts[:, spec.heads :].to(self.cache_dtype).chunk(2, dim=1)
-        plane.k[layer][rows.slots], plane.v[layer][rows.slots] = keys, values
+        slots = self._slots
+        keys, values = parts[: len(slots), spec.heads :].to(self.cache_dtype).chunk(2, dim=1)
+        plane.k[layer][slots], plane.v[layer][slots] = keys, values
 
     def attend(self, qkv: Tensor, layer: int, plane: Plane, spec: AttentionSpec) -> Tensor:
         q = qkv[:, : spec.heads * spec.dim].view(len(qkv), spec.kv_heads, 1, -1, spec.dim).to(self.wide) * spec.scale

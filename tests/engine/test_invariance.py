@@ -3,11 +3,14 @@ budgets, a request's tokens are those of plain decoding with the same seed. All 
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 
 from foretell import drafters
 from foretell.drafters import METHODS, Parts
@@ -26,8 +29,17 @@ from tests.conftest import (
     tiny_llama,
 )
 from tests.drafters.pairs import WAYS, letter_drafter
+from tests.models.drive import CUDA, make_ops
 
 TARGETS: dict[str, Callable[..., Target]] = {"table": table_target, "llama": tiny_llama}
+
+
+def in_blocks(device: str, **settings: Any) -> Target:
+    """The tiny model as a GPU runs it, rounding as models on a GPU do."""
+    return tiny_llama(ops=make_ops(device, torch.bfloat16), **settings)
+
+
+KINDS = {**TARGETS, **{device: functools.partial(in_blocks, device) for device in ("blocks", "cuda")}}
 PENALTIES = {
     "plain": {},
     "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.7, "min_tokens": 5},
@@ -54,7 +66,7 @@ def samplings(count: int, mode: str, penalty: str) -> list[Sampling]:
 
 def methods(target: Target, kind: str) -> dict[str, Callable[[list[list[int]]], Drafter]]:
     """Every method there is, chains and trees, and some that no one should ship."""
-    near = TARGETS[kind](noise=0.15)
+    near = KINDS[kind](noise=0.15)
     parts = Parts(target, VOCAB, near)
     made: dict[str, Callable[[list[list[int]]], Drafter]] = {
         name: lambda _, method=method: method.build(parts)
@@ -63,7 +75,7 @@ def methods(target: Target, kind: str) -> dict[str, Callable[[list[list[int]]], 
     }
     made["a mixture"] = lambda _: drafters.build("suffix+recycling+ngram", parts)
     made["model, a tree"] = lambda _: ModelDrafter(near, VOCAB, width=3)
-    made["model, itself"] = lambda _: ModelDrafter(TARGETS[kind](), VOCAB)
+    made["model, itself"] = lambda _: ModelDrafter(KINDS[kind](), VOCAB)
     for way in WAYS:
         made[f"model, {way}"] = lambda _, way=way: letter_drafter(way)
     made["random"] = lambda _: RandomDrafter()
@@ -75,11 +87,14 @@ def methods(target: Target, kind: str) -> dict[str, Callable[[list[list[int]]], 
 METHOD_NAMES = sorted(methods(table_target(), "table"))
 
 
-@pytest.mark.parametrize("penalty", PENALTIES)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", TARGETS)
+WAYS_TO_SAMPLE = [(kind, mode, penalty) for kind in TARGETS for mode in MODES for penalty in PENALTIES]
+WAYS_TO_SAMPLE += [("blocks", "greedy", "plain"), ("blocks", "sampled", "penalties")]
+ON_GPU = [pytest.param("cuda", mode, "plain", marks=CUDA, id=f"cuda-{mode}-plain") for mode in MODES]
+
+
+@pytest.mark.parametrize(("kind", "mode", "penalty"), [*WAYS_TO_SAMPLE, *ON_GPU])
 def test_tokens_are_those_of_plain_decoding(kind: str, mode: str, penalty: str) -> None:
-    target = TARGETS[kind]()
+    target = KINDS[kind]()
     texts = prompts(5)
     how = samplings(5, mode, penalty)
     plain = [run(target, NoDrafter(), [p], [s], reuse=False)[0].token_ids for p, s in zip(texts, how, strict=True)]

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from foretell.engine.rows import build_rows
 from foretell.kv.cache import Cache
 from foretell.models.base import Target
+from foretell.models.blocks import BlockOps
 from foretell.models.config import ModelConfig
 from foretell.models.llama import LlamaModel
 from foretell.models.load import tensor_shapes
@@ -22,10 +24,15 @@ from foretell.types import Drafts, Plan, Sampling, Seq
 
 Tree = tuple[list[int], list[int]]  # tokens and parents of a request's nodes
 NO_TREE: Tree = ([], [])
+CUDA = (pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"))
 
 
 def make_ops(backend: str, dtype: torch.dtype, threads: int = 1) -> Ops:
-    return NativeOps(dtype, threads) if backend == "native" else TorchOps(dtype)
+    if backend == "native":
+        return NativeOps(dtype, threads)
+    return (
+        TorchOps(dtype) if backend == "torch" else BlockOps(dtype, torch.device("cuda" if backend == "cuda" else "cpu"))
+    )
 
 
 def random_llama(ops: Ops, architecture: str = "LlamaForCausalLM", **settings: Any) -> LlamaModel:

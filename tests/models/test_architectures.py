@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from foretell import kernels
 from foretell.models.open import open_model
-from tests.models.drive import NO_TREE, Driver, Tree, paths
+from tests.models.drive import CUDA, NO_TREE, Driver, Tree, paths
 from tests.models.test_config import CLASSES
 
 NATIVE = pytest.mark.skipif(kernels.library() is None, reason="no native kernels: there is no C++ compiler here")
@@ -60,6 +60,8 @@ BACKENDS = [
     pytest.param("native", "float32", id="native-float32", marks=NATIVE),
     pytest.param("torch", "float32", id="torch-float32"),
     pytest.param("torch", "float64", id="torch-float64"),
+    pytest.param("blocks", "float32", id="blocks-float32"),
+    pytest.param("cuda", "float32", id="cuda-float32", marks=CUDA),
 ]
 
 
@@ -101,7 +103,10 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def drive(case: Case, backend: str, dtype: str) -> Driver:
-    if case.model.config.head_dim % 16:  # the kernels cannot, so PyTorch takes over
+    if backend == "cuda":
+        opened = open_model(case.folder, device="cuda", dtype=dtype)
+        assert opened.target.backend.startswith("cuda-")
+    elif case.model.config.head_dim % 16 and backend == "native":  # the kernels cannot, so PyTorch takes over
         opened = open_model(case.folder, dtype=dtype, threads=1)
         assert opened.target.backend == "torch"
     else:
@@ -143,7 +148,9 @@ def test_chunks_batches_and_trees(case: Case, backend: str, dtype: str) -> None:
     assert_close(after[1], case.logits([*long, 9, 9, 7, 63, 3])[-1:])
 
 
-@pytest.mark.parametrize("backend", [pytest.param("native", marks=NATIVE), "torch"])
+@pytest.mark.parametrize(
+    "backend", [pytest.param("native", marks=NATIVE), "torch", "blocks", pytest.param("cuda", marks=CUDA)]
+)
 def test_bfloat16_is_close(case: Case, backend: str) -> None:
     tokens = some_tokens(3, 40)
     _, found = drive(case, backend, "bfloat16").prefill(tokens, [40])

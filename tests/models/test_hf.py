@@ -327,7 +327,7 @@ def test_other_things_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "max_context 97 is more than the model's 96 positions" in str(
         pytest.raises(ValueError, open_model, tmp_path, max_context=97).value
     )
-    assert refusal(tmp_path, backend="native") == "the native kernels cannot run this architecture"
+    assert refusal(tmp_path, backend="native") == "backend 'native' cannot run this architecture"
     edit(tmp_path, model_type="shiny", architectures=["ShinyForCausalLM"])
     assert refusal(tmp_path) == "ShinyForCausalLM is of model_type 'shiny', which transformers does not know"
     edit(tmp_path, auto_map={"AutoModelForCausalLM": "shiny.ShinyForCausalLM"})

@@ -11,6 +11,7 @@ import torch
 
 from foretell.kv.cache import Cache
 from foretell.models.base import Target
+from foretell.models.blocks import BlockOps
 from foretell.models.hf import HFModel
 from foretell.models.llama import LlamaModel
 from foretell.models.ops import TorchOps
@@ -19,7 +20,11 @@ from tests.conftest import table_target, tiny_llama
 from tests.models.drive import make_ops, random_llama
 from tests.models.test_architectures import NATIVE
 
-KINDS: dict[str, Callable[[], Target]] = {"table": table_target, "llama": lambda: tiny_llama(layers=4)}
+KINDS: dict[str, Callable[[], Target]] = {
+    "table": table_target,
+    "llama": lambda: tiny_llama(layers=4),
+    "blocks": lambda: tiny_llama(layers=4, ops=BlockOps(torch.float64)),
+}
 TEXT = [5, 9, 2, 2, 17, 8]
 BAD: list[Sequence[int]] = [[], [1, 0], [1, 1], [-1, 2], [0, 4]]
 
@@ -47,7 +52,7 @@ def made_of(model: LlamaModel, layers: Sequence[int]) -> LlamaModel:
     return made
 
 
-@pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=NATIVE)])
+@pytest.mark.parametrize("backend", ["torch", "blocks", pytest.param("native", marks=NATIVE)])
 @pytest.mark.parametrize("layers", [(0,), (1, 2), (0, 2), (0, 1, 2)])
 def test_it_is_the_model_made_of_those_layers(backend: str, layers: tuple[int, ...]) -> None:
     model = random_llama(make_ops(backend, torch.float32))

@@ -18,7 +18,7 @@ from foretell import kernels
 from foretell.models.base import Target
 from foretell.models.ops import TorchOps
 from foretell.types import Seq
-from tests.models.drive import NO_TREE, Driver, Tree, make_ops, paths, random_llama
+from tests.models.drive import CUDA, NO_TREE, Driver, Tree, make_ops, paths, random_llama
 
 Records = dict[tuple[int, ...], list[Tensor]]  # tokens up to and with a row's -> its logits, each time it was computed
 
@@ -29,6 +29,11 @@ BACKENDS = [
     pytest.param("torch", torch.bfloat16, id="torch-bfloat16"),
     pytest.param("torch", torch.float32, id="torch-float32"),
     pytest.param("torch", torch.float64, id="torch-float64"),
+    pytest.param("blocks", torch.bfloat16, id="blocks-bfloat16"),
+    pytest.param("blocks", torch.float32, id="blocks-float32"),
+    pytest.param("blocks", torch.float64, id="blocks-float64"),
+    pytest.param("cuda", torch.bfloat16, id="cuda-bfloat16", marks=CUDA),
+    pytest.param("cuda", torch.float32, id="cuda-float32", marks=CUDA),
 ]
 MODELS: dict[str, dict[str, Any]] = {
     "gqa": {},
