@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
@@ -86,14 +86,13 @@ class GivenOptions:
         costs = self._forward(footprint)
         return costs, steps(costs, self.gamma or 0.0, None if self.draft_ms is None else self.draft_ms / 1000)
 
-    def footprint(self, model: str, draft_model: str | None, dtype: str) -> Footprint | None:
-        """As given, else by the configurations; ValueError if a model cannot be found."""
+    def footprint(self, model: str, draft_model: str | None, dtype: str) -> Footprint:
+        """As given, else of the models; ValueError if one cannot be opened."""
         if self.model_size is None:
             found = of_models(model, draft_model, dtype)
-            kv = None if self.kv_bytes is None else amount("--kv-bytes", self.kv_bytes)
-            return found if found is None or kv is None else Footprint(found.weights, kv, found.draft_weights)
-        kv = 0.0 if self.kv_bytes is None else amount("--kv-bytes", self.kv_bytes)
-        return Footprint(amount("--model-size", self.model_size), kv)
+        else:
+            found = Footprint(amount("--model-size", self.model_size), 0.0)
+        return found if self.kv_bytes is None else replace(found, kv=amount("--kv-bytes", self.kv_bytes))
 
     def said(self) -> list[str]:
         """The figures that were given, as on the command line."""

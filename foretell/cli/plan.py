@@ -83,14 +83,15 @@ def command(model: ModelOptions, given: GivenOptions, options: PlanOptions) -> N
     if not run and options.price_per_hour is not None and not given.seconds:
         raise ValueError("a price needs seconds: add --tokens-per-second, --forward-ms or --bandwidth")
     sized = run or given.bandwidth is not None or given.model_size is not None or limit is not None
-    footprint = given.footprint(model.model, model.draft_model, model.dtype) if sized and not run else None
+    early = sized and (not run or given.bandwidth is not None)
+    footprint = given.footprint(model.model, model.draft_model, model.dtype) if early else None
     acceptance = given.acceptance(longest.longest)
     costs: tuple[Costs, Beside] | None = given.costs(footprint) if given.any_costs else None
     result: dict[str, Any] = {}
     found: Measured | None = None
     if run:
         found, result = _measured(model, longest, options)
-        footprint = given.footprint(model.model, model.draft_model, model.dtype)
+        footprint = footprint or given.footprint(model.model, model.draft_model, model.dtype)
     acceptance = acceptance or (found.acceptance() if found else None)
     costs = costs or ((found.costs(), found.beside_s) if found else None)
     assert acceptance is not None and costs is not None
