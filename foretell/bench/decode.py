@@ -51,7 +51,7 @@ class _Result:
     kind: str
     prompt: list[int]
     answers: dict[str, list[Answer]] = field(default_factory=dict)  # of each repetition, by engine
-    stats: Stats = field(default_factory=Stats)  # of one drafted run; the others are its equals
+    stats: list[Stats] = field(default_factory=list)  # of the drafted runs
     difference: int | None = None  # first token where plain and drafted part
 
     def speed(self, engine: str) -> Speed | None:
@@ -98,7 +98,7 @@ class _Bench:
             self.step_s[engine] += run.decode_s
             self.forward_s[engine] += run.metered
             if engine == DRAFTED:
-                result.stats = run.request.stats
+                result.stats.append(run.request.stats)
         difference = first_difference(answers[PLAIN].token_ids, answers[DRAFTED].token_ids)
         result.difference = difference if result.difference is None else result.difference
         for engine, answer in answers.items():
@@ -113,7 +113,8 @@ class _Bench:
 
     def figures(self, results: Sequence[_Result]) -> dict[str, Any]:
         """Of all prompts of a kind, or of all there are."""
-        stats = Stats.pooled(result.stats for result in results)
+        stats = Stats.pooled(result.stats[-1] for result in results)
+        timed = Stats.pooled(stats for result in results for stats in result.stats)
         plain, drafted = (_speeds(results, engine) for engine in (PLAIN, DRAFTED))
         return {
             "prompts": len(results),
@@ -125,6 +126,7 @@ class _Bench:
             PLAIN: figures(plain),
             DRAFTED: figures(drafted),
             "speedup": _ratio(mean_s(plain), mean_s(drafted)),
+            **timed.estimates(),
             "identical": all(result.difference is None for result in results),
             "peers": {name: self._against(name, results) for name in self.peers.notes},
         }

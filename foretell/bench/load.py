@@ -104,7 +104,8 @@ class _Level:
             "requests": len(plain.answers),
             "tokens": sum(len(answer.token_ids) for answer in plain.answers),
             PLAIN: plain.figures(),
-            DRAFTED: {**drafted.figures(), "E": stats.tokens_per_round, "alpha": stats.acceptance_rate},
+            DRAFTED: {**drafted.figures(), "E": stats.tokens_per_round, "alpha": stats.acceptance_rate}
+            | stats.estimates(),
             "speedup": drafted.throughput / plain.throughput,
             "identical": self.differ == 0,
             "peers": {name: self._against(self.engines[name]) if name in self.engines else None for name in peers},

@@ -97,13 +97,15 @@ class Run:
         return self.decoded / self.decode_s if self.decoded else 0.0
 
     def figures(self) -> dict[str, Any]:
-        """The counters, their rates and the speed, under the names of `Stats`; alpha and E as in the literature."""
+        """The counters, their rates, the speed and what is estimated of it, under the names of `Stats`; alpha and E as
+        in the literature."""
         stats = self.request.stats
         return {
             **asdict(stats),
             "alpha": stats.acceptance_rate,
             "E": stats.tokens_per_round,
             "tokens_per_second": self.tokens_per_second,
+            **stats.estimates(),
         }
 
 

@@ -38,7 +38,9 @@ def command(model: ModelOptions, prompts: PromptOptions, options: DecodeOptions,
     Plain and speculative decoding, and the engines named by --peers, take turns on the same prompts. TTFT is the time
     to the first token with nothing cached, TPOT the time per token after it; both are medians. tok/s is of the tokens
     after the first. Beside them: whether the tokens are identical, tokens per forward (E), accepted over drafted tokens
-    (alpha), and the share of a step that is spent outside the model's forward.
+    (alpha), and the share of a step that is spent outside the model's forward. Beside the measured speed-up: the
+    estimate that the engine makes as it runs, without decoding plainly, and the share of the time that, by the same
+    estimate, went to rejected drafts (wasted).
 
     Peers run in processes of their own, greedily, with the same weights, token ids, number of tokens and threads. They
     round differently, so their answers may part from foretell's: how many tokens agree is shown. One that is not
@@ -84,7 +86,8 @@ def _sections(result: dict[str, Any], drawn: bool) -> list[Section]:
 
 def _ours(result: dict[str, Any], drawn: bool) -> Section:
     headers = [
-        "prompts", "number", "tokens", "plain tok/s", "drafted tok/s", "speed-up", "E", "alpha", "identical",
+        "prompts", "number", "tokens", "plain tok/s", "drafted tok/s", "speed-up", "estimated", "wasted", "E", "alpha",
+        "identical",
     ]  # fmt: skip
     cells = [
         [
@@ -93,6 +96,7 @@ def _ours(result: dict[str, Any], drawn: bool) -> Section:
             str(row["tokens"]),
             *(report.speed(row[engine]["tokens_per_second"]) for engine in (PLAIN, DRAFTED)),
             report.speed(row["speedup"], "x"),
+            *report.estimates(row),
             f"{row['E']:.3f}",
             f"{row['alpha']:.3f}",
             "yes" if row["identical"] else "NO",

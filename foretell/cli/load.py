@@ -49,7 +49,9 @@ def command(model: ModelOptions, prompts: PromptOptions, options: RequestOptions
     So many requests are kept running: one begins when another ends. Plain and speculative decoding, and the engines
     named by --peers that run several requests at once, take turns on the same prompts. All prompts differ, and a
     request drafts from its own text alone. tok/s is of all answers together, prompts included in the time; TTFT is the
-    time to a request's first token, TPOT per token after it. Every answer is compared with plain decoding's.
+    time to a request's first token, TPOT per token after it. Every answer is compared with plain decoding's. Beside the
+    measured speed-up: the estimate that the engine makes as it runs, of decoding without the prompts, and the share of
+    the time that, by the same estimate, went to rejected drafts (wasted).
 
     Examples:
 
@@ -99,7 +101,8 @@ def _sections(result: dict[str, Any], drawn: bool) -> list[Section]:
 
 def _ours(result: dict[str, Any], drawn: bool) -> Section:
     headers = [
-        "at once", "requests", "tokens", "plain tok/s", "drafted tok/s", "speed-up", "E", "alpha", "identical",
+        "at once", "requests", "tokens", "plain tok/s", "drafted tok/s", "speed-up", "estimated", "wasted", "E",
+        "alpha", "identical",
     ]  # fmt: skip
     cells = [
         [
@@ -108,6 +111,7 @@ def _ours(result: dict[str, Any], drawn: bool) -> Section:
             str(row["tokens"]),
             *(report.speed(row[engine]["tokens_per_second"]) for engine in (PLAIN, DRAFTED)),
             report.speed(row["speedup"], "x"),
+            *report.estimates(row[DRAFTED]),
             f"{row[DRAFTED]['E']:.3f}",
             f"{row[DRAFTED]['alpha']:.3f}",
             "yes" if row["identical"] else "NO",
