@@ -170,6 +170,7 @@ def decode(
     return {
         "settings": asdict(settings),
         "complete": complete,
+        "identical": all(result.difference is None for result in done),
         "kinds": [
             {"kind": kind, **bench.figures([result for result in done if result.kind == kind])} for kind in kinds
         ],

@@ -221,6 +221,7 @@ def load(
     return {
         "settings": asdict(settings),
         "complete": done == len(turns) and not stopping(),
+        "identical": all(level.differ == 0 for level in levels),
         "levels": [level.row(peers.settings.names) for level in levels if level.engines],
         "peers": peers.notes,
     }

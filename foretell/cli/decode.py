@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from foretell.bench.decode import Settings, decode
-from foretell.bench.peers import Peers
 from foretell.bench.timing import DRAFTED, PLAIN
 from foretell.cli import page, peers, report
 from foretell.cli.command import verb
 from foretell.cli.options import ModelOptions
 from foretell.cli.prompts import PromptOptions
-from foretell.cli.terminal import Interrupt, bar, load
 from foretell.report.page import Section, Table
 from foretell.report.plots import Axes, Curve, bars
 
@@ -55,20 +53,8 @@ def command(model: ModelOptions, prompts: PromptOptions, options: DecodeOptions,
       foretell bench decode --peers transformers,llama.cpp --peer-python llama.cpp=other/bin/python
     """
     settings = Settings(options.max_tokens, options.temperature, options.seed, options.repetitions)
-    rivals, questions = others.settings(), prompts.chosen()
-    page.check(options.html)
-    llm = load(model)
-    facts = report.subject(llm, model) | report.drafting(llm, model, options.temperature)
-    with (
-        Interrupt() as interrupt,
-        bar() as progress,
-        Peers(rivals, llm, model.model, model.dtype, facts["threads"]) as engines,
-    ):
-        result = {**facts, **decode(llm, questions, settings, engines, progress, interrupt)}
-    sections = _sections(result, drawn=options.html is not None)
-    print(json.dumps(result)) if options.json else peers.show(result, sections)
-    page.write(options.html, "How fast one request decodes", report.intro(result), [*sections, peers.section(result)])
-    report.leave(result, interrupt(), identical=result["all"]["identical"])
+    bench = peers.Bench("How fast one request decodes", partial(decode, settings=settings), _sections)
+    peers.measure(bench, model, prompts, options, others)
 
 
 def _rows(result: dict[str, Any]) -> list[dict[str, Any]]:

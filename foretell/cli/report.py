@@ -80,11 +80,11 @@ def intro(result: dict[str, Any]) -> list[str]:
     return [subject_line(result), f"{drafts}: {result['promise']}", *([] if result["complete"] else [STOPPED])]
 
 
-def leave(result: dict[str, Any], stopped: bool, *, identical: bool) -> None:
+def leave(result: dict[str, Any], stopped: bool) -> None:
     """End a measurement with the exit code it deserves."""
     if stopped:
         raise typer.Exit(130)
-    if result["kept"] and not identical:
+    if result["kept"] and not result["identical"]:
         fail("the tokens differ from those of plain decoding", 1)
 
 

@@ -246,7 +246,7 @@ def test_ctrl_c_prints_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
             self.calls = getattr(self, "calls", 0) + 1
             return self.calls > steps
 
-    monkeypatch.setattr(f"foretell.cli.{name}.Interrupt", Pressed)
+    monkeypatch.setattr("foretell.cli.peers.Interrupt", Pressed)
     options = ("-m", write_tiny(tmp_path / "tiny"), "-n", 4, "--set", "edits", "--drafter", "ngram")
     page = tmp_path / "page.html"
     result = foretell("bench", name, *options, *(("--concurrency", "16,32") if name == "load" else ()), "--html", page)
