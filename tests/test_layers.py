@@ -11,7 +11,9 @@ import foretell
 from foretell.drafters import METHODS
 
 ROOT = Path(foretell.__file__).parent
-ENGINE = ("engine.llm", "engine.memory", "engine.request", "engine.stats")  # what of the engine those above it may see
+# what those above may see of the engine, and of the planner
+ENGINE = ("engine.llm", "engine.measure", "engine.memory", "engine.request", "engine.stats")
+PLANNER = ("planner.cost", "planner.given", "planner.offline")
 ALLOWED: dict[str, tuple[str, ...]] = {
     "types": (),
     "machine": (),
@@ -24,9 +26,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "models": ("kernels", "kv", "machine", "types"),
     "drafters": ("models", "kv", "types"),
     "engine": ("machine", "scheduler", "planner", "drafters", "verify", "sampling", "kv", "models", "types"),
-    "bench": (*ENGINE, "planner.given", "planner.offline", "machine", "models", "kv", "types"),
+    "bench": (*ENGINE, *PLANNER, "machine", "models", "kv", "types"),
     "report": (),
-    "cli": ("bench", "report", *ENGINE, "planner.given", "planner.offline", "drafters", "verify", "models", "types"),
+    "cli": ("bench", "report", *ENGINE, *PLANNER, "drafters", "verify", "models", "types"),
     "__init__": (*ENGINE, "drafters", "types"),
 }
 SHARED = ("base", "files", "grow", "index", "member", "passes", "reading", "search")  # of the package, for all drafters

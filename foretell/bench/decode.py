@@ -8,7 +8,6 @@ on the same prompts. Speeds are of decoding: tokens after the first round, whose
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,7 +15,7 @@ from foretell.bench.compare import first_difference
 from foretell.bench.forward import TimedTarget, timed
 from foretell.bench.peers import Peers
 from foretell.bench.questions import Question, fitted
-from foretell.bench.run import Run, afresh, warm_up
+from foretell.bench.run import Run, afresh, plain_if, warm_up
 from foretell.bench.timing import DRAFTED, PLAIN, Answer, Speed, figures, mean_s
 from foretell.engine.llm import LLM
 from foretell.engine.stats import Stats
@@ -52,7 +51,7 @@ class _Result:
     kind: str
     prompt: list[int]
     answers: dict[str, list[Answer]] = field(default_factory=dict)  # of each repetition, by engine
-    stats: Stats = field(default_factory=Stats)  # of one drafted run; the others are its equals
+    stats: list[Stats] = field(default_factory=list)  # of the drafted runs
     difference: int | None = None  # first token where plain and drafted part
 
     def speed(self, engine: str) -> Speed | None:
@@ -92,7 +91,7 @@ class _Bench:
         for engine in (PLAIN, DRAFTED) if repetition % 2 == 0 else (DRAFTED, PLAIN):
             sampling = self.settings.sampling(0 if engine == PLAIN else None)
             afresh(self.llm)
-            with self.llm.engine.plain() if engine == PLAIN else nullcontext():
+            with plain_if(self.llm, engine == PLAIN):
                 run = Run(self.llm, result.prompt, sampling, stopping=stopping, meter=lambda: target.seconds)
                 if run.finish().finish_reason == "abort":
                     return False
@@ -100,7 +99,7 @@ class _Bench:
             self.step_s[engine] += run.decode_s
             self.forward_s[engine] += run.metered
             if engine == DRAFTED:
-                result.stats = run.request.stats
+                result.stats.append(run.request.stats)
         difference = first_difference(answers[PLAIN].token_ids, answers[DRAFTED].token_ids)
         result.difference = difference if result.difference is None else result.difference
         for engine, answer in answers.items():
@@ -115,7 +114,8 @@ class _Bench:
 
     def figures(self, results: Sequence[_Result]) -> dict[str, Any]:
         """Of all prompts of a kind, or of all there are."""
-        stats = Stats.pooled(result.stats for result in results)
+        stats = Stats.pooled(result.stats[-1] for result in results)
+        timed = Stats.pooled(stats for result in results for stats in result.stats)
         plain, drafted = (_speeds(results, engine) for engine in (PLAIN, DRAFTED))
         return {
             "prompts": len(results),
@@ -127,6 +127,7 @@ class _Bench:
             PLAIN: figures(plain),
             DRAFTED: figures(drafted),
             "speedup": _ratio(mean_s(plain), mean_s(drafted)),
+            **timed.estimates(),
             "identical": all(result.difference is None for result in results),
             "peers": {name: self._against(name, results) for name in self.peers.notes},
         }
@@ -170,6 +171,7 @@ def decode(
     return {
         "settings": asdict(settings),
         "complete": complete,
+        "identical": all(result.difference is None for result in done),
         "kinds": [
             {"kind": kind, **bench.figures([result for result in done if result.kind == kind])} for kind in kinds
         ],

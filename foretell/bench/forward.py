@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from foretell.engine.llm import LLM
+from foretell.engine.measure import forward_s
 from foretell.kv.cache import Cache
 from foretell.models.base import Target
 from foretell.models.llama import LlamaModel
@@ -173,7 +174,7 @@ def _rounds(
             times: dict[Shape, float] = {}
             for shape in shapes:
                 between()
-                times[shape] = _forward(llm, seq, shape)
+                times[shape] = forward_s(target, cache, [seq], *shape)
                 cache.commit(seq, ())
             if repetition:  # the first round warms up
                 yield times
@@ -185,17 +186,5 @@ def fill(llm: LLM, seq: Seq, length: int) -> None:
     """Compute and commit the request's first `length` tokens."""
     while seq.cached < length:
         size = min(CHUNK, length - seq.cached)
-        _forward(llm, seq, (size, None))
+        forward_s(llm.target, llm.engine.cache, [seq], size)
         llm.engine.cache.commit(seq, range(size))
-
-
-def _forward(llm: LLM, seq: Seq, shape: Shape) -> float:
-    """Compute the next tokens of the request on slots reserved here; returns the forward's seconds."""
-    cache, (size, layers) = llm.engine.cache, shape
-    if not cache.reserve(seq, size):
-        raise RuntimeError(f"the cache has no {size} free slots: a request is still running")
-    first = seq.cached
-    rows = Rows.of(seq, seq.tokens[first : first + size], range(-1, size - 1), cache.reserved(seq))
-    started = time.perf_counter()
-    llm.target.forward(rows, cache, layers=layers)
-    return time.perf_counter() - started

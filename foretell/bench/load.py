@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from foretell.bench.compare import first_difference
 from foretell.bench.peers import Peers
 from foretell.bench.questions import Question, fitted
-from foretell.bench.run import afresh, warm_up
+from foretell.bench.run import afresh, plain_if, warm_up
 from foretell.bench.timing import DRAFTED, PLAIN, Answer, quantile
 from foretell.engine.llm import LLM
 from foretell.engine.request import Request
@@ -105,7 +104,8 @@ class _Level:
             "requests": len(plain.answers),
             "tokens": sum(len(answer.token_ids) for answer in plain.answers),
             PLAIN: plain.figures(),
-            DRAFTED: {**drafted.figures(), "E": stats.tokens_per_round, "alpha": stats.acceptance_rate},
+            DRAFTED: {**drafted.figures(), "E": stats.tokens_per_round, "alpha": stats.acceptance_rate}
+            | stats.estimates(),
             "speedup": drafted.throughput / plain.throughput,
             "identical": self.differ == 0,
             "peers": {name: self._against(self.engines[name]) if name in self.engines else None for name in peers},
@@ -128,7 +128,7 @@ class _Bench:
         for name in (PLAIN, DRAFTED) if number % 2 == 0 else (DRAFTED, PLAIN):
             progress(name)
             plain = name == PLAIN
-            with self.llm.engine.plain() if plain else nullcontext():
+            with plain_if(self.llm, plain):
                 served = self._serve(count, level.concurrency, 0 if plain else None, stopping)
             if served is None:
                 return False
@@ -223,6 +223,7 @@ def load(
     return {
         "settings": asdict(settings),
         "complete": done == len(turns) and not stopping(),
+        "identical": all(level.differ == 0 for level in levels),
         "levels": [level.row(peers.settings.names) for level in levels if level.engines],
         "peers": peers.notes,
     }

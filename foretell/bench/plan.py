@@ -1,5 +1,6 @@
 """What `planner.offline` needs of a model on this machine: how much of what a drafter guesses is accepted, by budget,
-and what forwards and drafting take. Everything comes from one run, the budgets taking turns on each prompt.
+and what forwards and drafting take. The budgets take turns on each prompt of one run. How forwards differ by their rows
+is measured as the engine does it for its controller; how long they take within the engine is told by those of that run.
 """
 
 from __future__ import annotations
@@ -11,24 +12,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from foretell.bench.accept import Progress
-from foretell.bench.forward import TimedTarget, forward_times, running
+from foretell.bench.forward import TimedTarget, running
 from foretell.bench.prompts import ids_of
 from foretell.bench.questions import Question
-from foretell.bench.run import Run, afresh, warm_up
+from foretell.bench.run import Run, afresh, plain_if, warm_up
 from foretell.engine.llm import LLM
+from foretell.engine.measure import measure as costs_now
 from foretell.engine.stats import Stats
 from foretell.kv.cache import Cache
 from foretell.models.base import Target
-from foretell.planner.given import piecewise
-from foretell.planner.offline import Acceptance, Costs, Counted, measured
+from foretell.planner.cost import Costs, interpolated
+from foretell.planner.offline import Acceptance, Counted, measured
 from foretell.types import Output, Rows, Sampling
 
 LONGEST = 15  # nodes, unless the user asks for another number
 FEWEST = 2  # nodes of the smallest budget that is run at most, and the next is about three times as large
-SMALL, LARGE = range(1, 17), (16, 24, 32, 48, 64)  # rows of the forwards that are timed
-REACH = (1, 4, 16)  # of those that are timed behind texts of both lengths
-NEAR, FAR = 64, 1024  # tokens of these texts
-TURNS = 5  # of each size and text
 TOGETHER = 8  # requests at once, to see how the rest of a round grows with them
 STEPS = 12  # rounds of these
 
@@ -77,7 +75,8 @@ class Watched(TimedTarget):
 @dataclass(slots=True)
 class Rounds:
     """Rounds of decoding with one budget, on one prompt after the other. forward, beside: seconds of a round in the
-    target's forward and beside it, of each prompt's run; decode_s: of all rounds; sizes: rounds by their nodes."""
+    target's forward and beside it, of each prompt's run; slow: seconds of its forwards for one of the table; decode_s:
+    of all rounds; sizes: rounds by their nodes."""
 
     budget: int
     parts: list[Stats] = field(default_factory=list)
@@ -87,18 +86,18 @@ class Rounds:
     attended: int = 0
     forward: list[float] = field(default_factory=list)
     beside: list[float] = field(default_factory=list)
+    slow: list[float] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
 
-    def add(self, run: Run, forwards: Sequence[tuple[int, int]]) -> None:
-        """forwards: rows and attended tokens of those of its rounds of decoding."""
-        if not forwards:
-            return
+    def add(self, run: Run, forwards: Sequence[tuple[int, int]], table: Costs) -> None:
+        """forwards: rows and attended tokens of those of its rounds of decoding. table: what they cost."""
         self.parts.append(run.request.stats)
         self.count += len(forwards)
         self.tokens += run.decoded
         self.decode_s += run.decode_s
         self.forward.append(run.metered / len(forwards))
         self.beside.append((run.decode_s - run.metered) / len(forwards))
+        self.slow.append(run.metered / sum(table.forward(rows, attended / rows) for rows, attended in forwards))
         for rows, attended in forwards:
             self.attended += attended
             self.sizes += [0] * (rows - len(self.sizes))
@@ -114,39 +113,13 @@ class Rounds:
         return Counted(self.budget, self.count, self.tokens, accepted, self.sizes)
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Of forwards, as multiples of one over a single row behind `NEAR` tokens. Multiples are taken within a turn, of
-    large ones over the largest of the small ones: what else a machine does then falls on both. rows: by their number;
-    attended: what a token more that a row attends to adds for each row, by the number of rows of a request."""
-
-    rows: dict[float, float]
-    attended: dict[float, float]
-
-
-class MeasuredCosts:
-    """Straight lines between what was measured, the last ones going on beyond it. one_s: seconds of a forward over a
-    single row behind `NEAR` tokens. beside: seconds of a round beside its forward, by requests and nodes for each."""
-
-    def __init__(self, one_s: float, times: Times, beside: Mapping[float, Mapping[float, float]]) -> None:
-        self._one_s = one_s
-        self._rows, self._attended = piecewise(times.rows), piecewise(times.attended)
-        self._beside = {requests: piecewise(points) for requests, points in beside.items()}
-
-    def forward(self, rows: float, attended: float, requests: float) -> float:
-        further = self._attended(rows / requests) * (attended - rows * NEAR)  # rows of several share no keys
-        return self._one_s * (self._rows(rows) + further)
-
-    def draft(self, nodes: float, requests: float) -> float:
-        return piecewise({count: at(nodes / requests) for count, at in self._beside.items()})(requests)
-
-
 @dataclass(slots=True)
 class Measured:
-    """All of it. beside: as of `MeasuredCosts`; complete: all prompts were run."""
+    """All of it. table: as the engine has one; beside: seconds of a round beside its forward, by requests and nodes for
+    each; complete: all prompts were run."""
 
     runs: list[Rounds]  # plain decoding first
-    times: Times
+    table: Costs
     beside: dict[float, dict[float, float]]
     complete: bool
 
@@ -155,17 +128,23 @@ class Measured:
         """Tokens that a row attends to, on average."""
         return self.runs[0].attended / self.runs[0].count
 
-    @property
-    def one_s(self) -> float:
-        """Seconds of a forward over a single row behind `NEAR` tokens, within the engine."""
-        further = piecewise(self.times.attended)(1) * (self.context - NEAR)
-        return statistics.median(self.runs[0].forward) / (1 + further)
-
     def acceptance(self) -> Acceptance:
         return measured([run.counted() for run in self.runs if run.budget])
 
     def costs(self) -> Costs:
-        return MeasuredCosts(self.one_s, self.times, self.beside)
+        """The table, on the machine as it was in these rounds. Budgets are held against plain decoding prompt by
+        prompt: what else the machine did then fell on both."""
+        plain = self.runs[0].slow
+        one = statistics.median(plain)
+        factors = {}
+        for run in self.runs:
+            beside_plain = (mine / theirs for mine, theirs in zip(run.slow, plain, strict=True))
+            factors[1 + run.nodes] = one * statistics.median(beside_plain)
+        return self.table.scaled(factors)
+
+    def beside_s(self, nodes: float, requests: float) -> float:
+        """See `offline.Beside`: straight lines between what was measured, the last ones going on beyond it."""
+        return _line({count: _line(points, nodes / requests) for count, points in self.beside.items()}, requests)
 
     def speedup(self, run: Rounds) -> float:
         """As it was in these rounds."""
@@ -190,7 +169,9 @@ def measure(
             f"{llm.max_context}: lower max_tokens or leave the prompt out"
         )
     runs = [Rounds(budget) for budget in (0, *settings.budgets())]
-    total = len(runs) * len(prompts) + 2
+    total = len(runs) * len(prompts) + 1
+    progress(0, total, "forwards by their rows")
+    table = measured_costs(llm)
     warm_up(llm)
     with running(llm, Watched(llm.engine.target)) as target:
         for number, (question, prompt) in enumerate(zip(questions, prompts, strict=True)):
@@ -201,16 +182,29 @@ def measure(
                 turn.append((into, *_run(llm, target, prompt, settings.sampling(number, into.budget), stopping)))
             if stopping():
                 break
-            for into, run, forwards in turn:
-                into.add(run, forwards)
-        if any(not run.count for run in runs):
+            if all(forwards for *_, forwards in turn):  # else it was over before it could be timed
+                for into, run, forwards in turn:
+                    into.add(run, forwards, table)
+        if not runs[0].count:
             return None
-        progress(total - 2, total, f"{TOGETHER} requests at once")
+        progress(total - 1, total, f"{TOGETHER} requests at once")
         few = min(FEWEST, settings.longest)
         beside: dict[float, dict[float, float]] = {1: {run.nodes: statistics.median(run.beside) for run in runs}}
-        beside[TOGETHER] = dict(_together(llm, target, prompts, settings.sampling(0, n)) for n in (0, few))
-    progress(total - 1, total, "forwards by their rows")
-    return Measured(runs, row_times(llm), beside, not stopping())
+        beside[TOGETHER] = {}
+        for budget in (0, few):
+            with plain_if(llm, budget == 0):
+                nodes, seconds = _together(llm, target, prompts, settings.sampling(0, budget))
+            beside[TOGETHER][nodes] = seconds
+    return Measured(runs, table, beside, not stopping())
+
+
+def measured_costs(llm: LLM) -> Costs:
+    """The engine's own table, measured anew: what it goes by may be from another day. No request may be running."""
+    afresh(llm)
+    try:
+        return costs_now(llm.target)
+    finally:
+        llm.target.attach(llm.engine.cache, "target")
 
 
 def _run(
@@ -219,8 +213,9 @@ def _run(
     """A run, and rows and attended tokens of its rounds after the first, which has the prompt in it."""
     afresh(llm)
     target.seen.clear()
-    run = Run(llm, prompt, sampling, stopping=stopping, meter=lambda: target.seconds)
-    run.finish()
+    with plain_if(llm, sampling.draft_tokens == 0):
+        run = Run(llm, prompt, sampling, stopping=stopping, meter=lambda: target.seconds)
+        run.finish()
     rounds = max(0, run.request.stats.rounds - 1)
     return run, target.seen[len(target.seen) - rounds :]
 
@@ -247,22 +242,6 @@ def _together(llm: LLM, target: Watched, prompts: Sequence[list[int]], sampling:
     return statistics.mean(nodes), statistics.median(beside)
 
 
-def row_times(llm: LLM) -> Times:
-    """No request may be running."""
-    rows: dict[float, float] = {}
-    for sizes in (SMALL, LARGE):
-        times = forward_times(llm, [(size, None) for size in sizes], context=NEAR, repetitions=TURNS)
-        unit = rows.get(sizes[0], 1.0)
-        for n in sizes:
-            ratios = (t / first for t, first in zip(times[n, None], times[sizes[0], None], strict=True))
-            rows[n] = unit * statistics.median(ratios)
-    far = min(FAR, llm.max_context // 2)
-    grown: dict[int, list[float]] = {n: [] for n in REACH}
-    for _ in range(TURNS):
-        short, long = (
-            forward_times(llm, [(size, None) for size in REACH], context=context, repetitions=1)
-            for context in (NEAR, far)
-        )
-        for n in REACH:
-            grown[n] += [(long[n, None][0] - short[n, None][0]) / short[1, None][0] / n / (far - NEAR)]
-    return Times(rows, {n: max(0.0, statistics.median(values)) for n, values in grown.items()})
+def _line(points: Mapping[float, float], x: float) -> float:
+    xs = sorted(points)
+    return interpolated(xs, [points[at] for at in xs], x)

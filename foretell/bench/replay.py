@@ -35,7 +35,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Settings:
     """tasks: empty is some, spread over the file. warm: trajectories of other tasks that go before, and with same_task
-    other runs of the same one after them. draft_tokens: nodes of a round, None is the drafter's own number. ValueError
+    other runs of the same one after them. draft_tokens: nodes of a round, None: as many as it may have. ValueError
     if they cannot be met."""
 
     tasks: Sequence[int] = ()

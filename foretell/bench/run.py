@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -97,14 +98,22 @@ class Run:
         return self.decoded / self.decode_s if self.decoded else 0.0
 
     def figures(self) -> dict[str, Any]:
-        """The counters, their rates and the speed, under the names of `Stats`; alpha and E as in the literature."""
+        """The counters, their rates, the speed and what is estimated of it, under the names of `Stats`; alpha and E as
+        in the literature."""
         stats = self.request.stats
         return {
             **asdict(stats),
             "alpha": stats.acceptance_rate,
             "E": stats.tokens_per_round,
             "tokens_per_second": self.tokens_per_second,
+            **stats.estimates(),
         }
+
+
+def plain_if(llm: LLM, plain: bool) -> AbstractContextManager[None]:
+    """Runs that begin and end inside are without the drafter, as with `drafter="none"`, if they are to be plain: one
+    that has nothing to draft would still take time to learn."""
+    return llm.engine.plain() if plain else nullcontext()
 
 
 def afresh(llm: LLM) -> None:

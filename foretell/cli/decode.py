@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from foretell.bench.decode import Settings, decode
-from foretell.bench.peers import Peers
 from foretell.bench.timing import DRAFTED, PLAIN
 from foretell.cli import page, peers, report
 from foretell.cli.command import verb
 from foretell.cli.options import ModelOptions
 from foretell.cli.prompts import PromptOptions
-from foretell.cli.terminal import Interrupt, bar, load
 from foretell.report.page import Section, Table
 from foretell.report.plots import Axes, Curve, bars
 
@@ -38,7 +36,9 @@ def command(model: ModelOptions, prompts: PromptOptions, options: DecodeOptions,
     Plain and speculative decoding, and the engines named by --peers, take turns on the same prompts. TTFT is the time
     to the first token with nothing cached, TPOT the time per token after it; both are medians. tok/s is of the tokens
     after the first. Beside them: whether the tokens are identical, tokens per forward (E), accepted over drafted tokens
-    (alpha), and the share of a step that is spent outside the model's forward.
+    (alpha), and the share of a step that is spent outside the model's forward. Beside the measured speed-up: the
+    estimate that the engine makes as it runs, without decoding plainly, and the share of the time that, by the same
+    estimate, went to rejected drafts (wasted).
 
     Peers run in processes of their own, greedily, with the same weights, token ids, number of tokens and threads. They
     round differently, so their answers may part from foretell's: how many tokens agree is shown. One that is not
@@ -53,20 +53,8 @@ def command(model: ModelOptions, prompts: PromptOptions, options: DecodeOptions,
       foretell bench decode --peers transformers,llama.cpp --peer-python llama.cpp=other/bin/python
     """
     settings = Settings(options.max_tokens, options.temperature, options.seed, options.repetitions)
-    rivals, questions = others.settings(), prompts.chosen()
-    page.check(options.html)
-    llm = load(model)
-    facts = report.subject(llm, model) | report.drafting(llm, model, options.temperature)
-    with (
-        Interrupt() as interrupt,
-        bar() as progress,
-        Peers(rivals, llm, model.model, model.dtype, facts["threads"]) as engines,
-    ):
-        result = {**facts, **decode(llm, questions, settings, engines, progress, interrupt)}
-    sections = _sections(result, drawn=options.html is not None)
-    print(json.dumps(result)) if options.json else peers.show(result, sections)
-    page.write(options.html, "How fast one request decodes", report.intro(result), [*sections, peers.section(result)])
-    report.leave(result, interrupt(), identical=result["all"]["identical"])
+    bench = peers.Bench("How fast one request decodes", partial(decode, settings=settings), _sections)
+    peers.measure(bench, model, prompts, options, others)
 
 
 def _rows(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -84,7 +72,8 @@ def _sections(result: dict[str, Any], drawn: bool) -> list[Section]:
 
 def _ours(result: dict[str, Any], drawn: bool) -> Section:
     headers = [
-        "prompts", "number", "tokens", "plain tok/s", "drafted tok/s", "speed-up", "E", "alpha", "identical",
+        "prompts", "number", "tokens", "plain tok/s", "drafted tok/s", "speed-up", "estimated", "wasted", "E", "alpha",
+        "identical",
     ]  # fmt: skip
     cells = [
         [
@@ -93,6 +82,7 @@ def _ours(result: dict[str, Any], drawn: bool) -> Section:
             str(row["tokens"]),
             *(report.speed(row[engine]["tokens_per_second"]) for engine in (PLAIN, DRAFTED)),
             report.speed(row["speedup"], "x"),
+            *report.estimates(row),
             f"{row['E']:.3f}",
             f"{row['alpha']:.3f}",
             "yes" if row["identical"] else "NO",

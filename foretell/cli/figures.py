@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
 
 from foretell.cli.amounts import amount, count, decimals, points
 from foretell.cli.footprint import Footprint, of_models
-from foretell.planner.given import Forward, GivenCosts, Machine, roofline, table
-from foretell.planner.offline import Acceptance, chain
+from foretell.planner.cost import Costs
+from foretell.planner.given import Machine, roofline, steps, table
+from foretell.planner.offline import Acceptance, Beside, chain
 
 
 def _option(name: str, metavar: str, help: str) -> typer.models.OptionInfo:
@@ -69,8 +70,8 @@ class GivenOptions:
     def acceptance(self, longest: int) -> Acceptance | None:
         return None if self.alpha is None else chain(decimals("--alpha", self.alpha), longest)
 
-    def costs(self, footprint: Footprint | None) -> GivenCosts:
-        """ValueError if they are incomplete, or contradict one another."""
+    def costs(self, footprint: Footprint | None) -> tuple[Costs, Beside]:
+        """Of forwards, and of rounds beside them; ValueError if they are incomplete, or contradict one another."""
         named = [f"--{name.replace('_', '-')}" for name, value in self._forwards().items() if value is not None]
         if len(named) > 1:
             raise ValueError(f"{' and '.join(named)} exclude one another: both say what a forward takes")
@@ -82,18 +83,16 @@ class GivenOptions:
             raise ValueError("--draft-ms needs the model's own time: --forward-ms, --tokens-per-second or --bandwidth")
         if self.flops is not None and self.bandwidth is None:
             raise ValueError("--flops needs --bandwidth: a forward is bound by one or the other")
-        return GivenCosts(
-            self._forward(footprint), self.gamma or 0.0, None if self.draft_ms is None else self.draft_ms / 1000
-        )
+        costs = self._forward(footprint)
+        return costs, steps(costs, self.gamma or 0.0, None if self.draft_ms is None else self.draft_ms / 1000)
 
-    def footprint(self, model: str, draft_model: str | None, dtype: str) -> Footprint | None:
-        """As given, else by the configurations; ValueError if a model cannot be found."""
+    def footprint(self, model: str, draft_model: str | None, dtype: str) -> Footprint:
+        """As given, else of the models; ValueError if one cannot be opened."""
         if self.model_size is None:
             found = of_models(model, draft_model, dtype)
-            kv = None if self.kv_bytes is None else amount("--kv-bytes", self.kv_bytes)
-            return found if found is None or kv is None else Footprint(found.weights, kv, found.draft_weights)
-        kv = 0.0 if self.kv_bytes is None else amount("--kv-bytes", self.kv_bytes)
-        return Footprint(amount("--model-size", self.model_size), kv)
+        else:
+            found = Footprint(amount("--model-size", self.model_size), 0.0)
+        return found if self.kv_bytes is None else replace(found, kv=amount("--kv-bytes", self.kv_bytes))
 
     def said(self) -> list[str]:
         """The figures that were given, as on the command line."""
@@ -103,7 +102,7 @@ class GivenOptions:
         names = ("forward_ms", "tokens_per_second", "bandwidth")
         return {name: getattr(self, name) for name in names}
 
-    def _forward(self, footprint: Footprint | None) -> Forward:
+    def _forward(self, footprint: Footprint | None) -> Costs:
         if self.forward_ms is not None:
             return table({rows: ms / 1000 for rows, ms in points("--forward-ms", self.forward_ms).items()})
         if self.tokens_per_second is not None:

@@ -1,4 +1,5 @@
-"""How much memory a model, its draft model and the keys and values of its requests take: by their configurations."""
+"""How much memory a model, its draft model and the keys and values of its requests take: given, or as it is told before
+a model is loaded."""
 
 from __future__ import annotations
 
@@ -7,9 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from foretell.models.hub import resolve
-from foretell.models.load import open_checkpoint, tensor_shapes
-from foretell.models.open import DTYPES
+from foretell.models.open import prepare
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +38,10 @@ class Footprint:
         return {**asdict(self), "limit": limit, "context": context, "batches": rows}
 
 
-def of_models(model: str, draft_model: str | None, dtype: str) -> Footprint | None:
-    """None if a model's configuration does not say."""
-    target, draft = _bytes(model, dtype), _bytes(draft_model, dtype) if draft_model else (0.0, 0.0)
-    return Footprint(*target, *draft) if target and draft else None
-
-
-def _bytes(model: str, dtype: str) -> tuple[float, float] | None:
-    """Of the weights and of a token's keys and values, as they are in memory."""
-    checkpoint = open_checkpoint(resolve(model))
-    config = checkpoint.config
-    if config is None:
-        return None
-    own = 2 if checkpoint.gguf is not None else config.dtype.itemsize
-    each = own if dtype == "auto" else DTYPES[dtype].itemsize
-    parameters = sum(math.prod(shape) for shape in tensor_shapes(config).values())
-    return float(parameters * each), float(2 * config.num_layers * config.num_kv_heads * config.head_dim * each)
+def of_models(model: str, draft_model: str | None, dtype: str) -> Footprint:
+    """As `LLM` will count them; tokenizers are among the weights. ValueError if a model cannot be opened."""
+    target = prepare(model, dtype=dtype).size
+    if draft_model is None:
+        return Footprint(target.weights, target.kv)
+    draft = prepare(draft_model, dtype=dtype).size
+    return Footprint(target.weights, target.kv, draft.weights, draft.kv)

@@ -95,10 +95,13 @@ def command(prompt: PromptOptions, model: ModelOptions, sampling: SamplingOption
       foretell generate "Hello" --json --logprobs 2 | jq .stats
 
     \b
-    With --compare the exit code is 1 if the tokens differ although the rule
-    promises the same ones. Options also have the names that they have in vLLM,
-    SGLang, llama.cpp and transformers (--num-speculative-tokens, --draft-max,
-    --assistant-model, -md, --n-predict, --temp and the like).
+    --stats estimates the speed-up over plain decoding and the time spent on
+    rejected drafts from what the steps took and what forwards cost here;
+    --compare measures the speed-up. With it the exit code is 1 if the tokens
+    differ although the rule promises the same ones. Options also have the names
+    that they have in vLLM, SGLang, llama.cpp and transformers
+    (--num-speculative-tokens, --draft-max, --assistant-model, -md, --n-predict,
+    --temp and the like).
     """
     if output.logprobs is not None and not output.json:
         raise ValueError("--logprobs needs --json: they are not part of the text")

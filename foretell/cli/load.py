@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from foretell.bench.load import FEWEST, Settings, load
-from foretell.bench.peers import Peers
 from foretell.bench.timing import DRAFTED, PLAIN
 from foretell.cli import page, peers, report
 from foretell.cli.command import verb
 from foretell.cli.options import ModelOptions, numbers
 from foretell.cli.prompts import PromptOptions
-from foretell.cli.terminal import Interrupt, bar
-from foretell.cli.terminal import load as opened
 from foretell.report.page import Section, Table
 from foretell.report.plots import Axes, Curve, lines
 
@@ -49,7 +46,9 @@ def command(model: ModelOptions, prompts: PromptOptions, options: RequestOptions
     So many requests are kept running: one begins when another ends. Plain and speculative decoding, and the engines
     named by --peers that run several requests at once, take turns on the same prompts. All prompts differ, and a
     request drafts from its own text alone. tok/s is of all answers together, prompts included in the time; TTFT is the
-    time to a request's first token, TPOT per token after it. Every answer is compared with plain decoding's.
+    time to a request's first token, TPOT per token after it. Every answer is compared with plain decoding's. Beside the
+    measured speed-up: the estimate that the engine makes as it runs, of decoding without the prompts, and the share of
+    the time that, by the same estimate, went to rejected drafts (wasted).
 
     Examples:
 
@@ -66,20 +65,8 @@ def command(model: ModelOptions, prompts: PromptOptions, options: RequestOptions
         options.temperature,
         options.seed,
     )
-    rivals, questions = others.settings(), prompts.chosen()
-    page.check(options.html)
-    llm = opened(model, max_batch=max(settings.levels))
-    facts = report.subject(llm, model) | report.drafting(llm, model, options.temperature)
-    with (
-        Interrupt() as interrupt,
-        bar() as progress,
-        Peers(rivals, llm, model.model, model.dtype, facts["threads"]) as engines,
-    ):
-        result = {**facts, **load(llm, questions, settings, engines, progress, interrupt)}
-    sections = _sections(result, drawn=options.html is not None)
-    print(json.dumps(result)) if options.json else peers.show(result, sections)
-    page.write(options.html, "Several requests at once", report.intro(result), [*sections, peers.section(result)])
-    report.leave(result, interrupt(), identical=all(row["identical"] for row in result["levels"]))
+    bench = peers.Bench("Several requests at once", partial(load, settings=settings), _sections, max(settings.levels))
+    peers.measure(bench, model, prompts, options, others)
 
 
 def _engines(result: dict[str, Any]) -> dict[str, list[dict[str, float] | None]]:
@@ -99,7 +86,8 @@ def _sections(result: dict[str, Any], drawn: bool) -> list[Section]:
 
 def _ours(result: dict[str, Any], drawn: bool) -> Section:
     headers = [
-        "at once", "requests", "tokens", "plain tok/s", "drafted tok/s", "speed-up", "E", "alpha", "identical",
+        "at once", "requests", "tokens", "plain tok/s", "drafted tok/s", "speed-up", "estimated", "wasted", "E",
+        "alpha", "identical",
     ]  # fmt: skip
     cells = [
         [
@@ -108,6 +96,7 @@ def _ours(result: dict[str, Any], drawn: bool) -> Section:
             str(row["tokens"]),
             *(report.speed(row[engine]["tokens_per_second"]) for engine in (PLAIN, DRAFTED)),
             report.speed(row["speedup"], "x"),
+            *report.estimates(row[DRAFTED]),
             f"{row[DRAFTED]['E']:.3f}",
             f"{row[DRAFTED]['alpha']:.3f}",
             "yes" if row["identical"] else "NO",

@@ -1,15 +1,20 @@
-"""The options that choose other engines to run beside foretell, and what there is to say about them."""
+"""Measurements beside other engines: the options that choose these, and all that is the same whatever is measured."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Protocol
 
 import typer
 
-from foretell.bench.peers import ALL, FAMILIES, PEERS, Settings
+from foretell.bench.peers import ALL, FAMILIES, PEERS, Peers, Settings
 from foretell.cli import page, report
+from foretell.cli.options import ModelOptions
+from foretell.cli.prompts import PromptOptions
+from foretell.cli.terminal import Interrupt, bar, load
 from foretell.report.page import Section
 
 
@@ -63,13 +68,51 @@ def notes(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-def section(result: dict[str, Any]) -> Section:
+class Shown(Protocol):
+    """What options of every measurement say of its report."""
+
+    temperature: float
+    html: Path | None
+    json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """title: of its page. run: told the model, the prompts, the opened peers, a progress and when to stop; returns the
+    report. sections: what there is to show of it, with plots or without. max_batch: requests at once."""
+
+    title: str
+    run: Callable[..., dict[str, Any]]
+    sections: Callable[[dict[str, Any], bool], list[Section]]
+    max_batch: int = 1
+
+
+def measure(bench: Bench, model: ModelOptions, prompts: PromptOptions, options: Shown, others: PeerOptions) -> None:
+    """Run it, show it, and leave with the exit code that it deserves. ValueError before anything is loaded."""
+    rivals, questions = others.settings(), prompts.chosen()
+    page.check(options.html)
+    llm = load(model, max_batch=bench.max_batch)
+    facts = report.subject(llm, model) | report.drafting(llm, model, options.temperature)
+    with (
+        Interrupt() as interrupt,
+        bar() as progress,
+        Peers(rivals, llm, model.model, model.dtype, facts["threads"]) as engines,
+    ):
+        found = bench.run(llm, questions, peers=engines, progress=progress, stopping=interrupt)
+    result = facts | found
+    sections = bench.sections(result, options.html is not None)
+    print(json.dumps(result)) if options.json else _show(result, sections)
+    page.write(options.html, bench.title, report.intro(result), [*sections, _how(result)])
+    report.leave(result, interrupt())
+
+
+def _how(result: dict[str, Any]) -> Section:
     """How everything was run, for a page."""
     settings = ", ".join(f"{name} {value}" for name, value in result["settings"].items())
     return Section("How it was run", [f"Settings: {settings}.", *notes(result)])
 
 
-def show(result: dict[str, Any], sections: Sequence[Section]) -> None:
+def _show(result: dict[str, Any], sections: Sequence[Section]) -> None:
     """The result in a terminal: what was run, its tables, what there is to say of the first one and of the peers."""
     console = report.console()
     for line in report.intro(result):

@@ -19,7 +19,8 @@ from foretell.cli.figures import GivenOptions
 from foretell.cli.options import DEFAULT_MODEL, ModelOptions, numbers
 from foretell.cli.prompts import PromptOptions
 from foretell.cli.terminal import Interrupt, bar, load
-from foretell.planner.offline import MOST, Costs, Forecast, alpha_of, cost_per_million
+from foretell.planner.cost import Costs
+from foretell.planner.offline import MOST, Beside, Forecast, alpha_of, cost_per_million
 
 CONTEXT = 1024  # tokens, where nothing was run and none is given
 A_MODEL, A_DRAFT_MODEL = "MODEL", "DRAFT_MODEL"  # where figures are given and no model is named
@@ -60,10 +61,10 @@ def command(model: ModelOptions, given: GivenOptions, options: PlanOptions) -> N
     """Whether speculation pays, how much of it, up to which load.
 
     What is not given is measured: acceptance by running the model on some prompts with a few budgets of draft tokens,
-    costs by timing it on this machine. From that: the speed-up to be expected by draft tokens and by requests at once,
-    the number of requests from which plain decoding is faster, the acceptance at which both are equal, memory, the
-    price of a million tokens, and the options to set, here and in other engines. With --alpha and the costs given,
-    nothing is run: any model, any machine.
+    costs by timing it on this machine. From that: the speed-up to be expected by a fixed number of draft tokens and by
+    requests at once, the number of requests from which plain decoding is faster, the acceptance at which both are
+    equal, memory, the price of a million tokens, and the options to set, here and in other engines. With --alpha and
+    the costs given, nothing is run: any model, any machine.
 
     Examples:
 
@@ -82,19 +83,20 @@ def command(model: ModelOptions, given: GivenOptions, options: PlanOptions) -> N
     if not run and options.price_per_hour is not None and not given.seconds:
         raise ValueError("a price needs seconds: add --tokens-per-second, --forward-ms or --bandwidth")
     sized = run or given.bandwidth is not None or given.model_size is not None or limit is not None
-    footprint = given.footprint(model.model, model.draft_model, model.dtype) if sized and not run else None
+    early = sized and (not run or given.bandwidth is not None)
+    footprint = given.footprint(model.model, model.draft_model, model.dtype) if early else None
     acceptance = given.acceptance(longest.longest)
-    costs: Costs | None = given.costs(footprint) if given.any_costs else None
+    costs: tuple[Costs, Beside] | None = given.costs(footprint) if given.any_costs else None
     result: dict[str, Any] = {}
     found: Measured | None = None
     if run:
         found, result = _measured(model, longest, options)
-        footprint = given.footprint(model.model, model.draft_model, model.dtype)
+        footprint = footprint or given.footprint(model.model, model.draft_model, model.dtype)
     acceptance = acceptance or (found.acceptance() if found else None)
-    costs = costs or (found.costs() if found else None)
+    costs = costs or ((found.costs(), found.beside_s) if found else None)
     assert acceptance is not None and costs is not None
     context = options.context or (found.context if found else CONTEXT)
-    forecast = Forecast(costs, acceptance, context)
+    forecast = Forecast(*costs, acceptance, context)
     seconds = found is not None and not given.any_costs or given.seconds
     result |= {
         "given": given.said(),

@@ -132,7 +132,9 @@ def _by_length(result: dict[str, Any]) -> Section:
     best = {row["batch"]: row["draft_tokens"] for row in result["batches"]}
     marks = [(lengths.index(best[b]), 2 + i) for i, b in enumerate(batches) if best[b] in lengths]
     text = [
-        "Speed-up over plain decoding at so many requests at once. E: tokens of a forward, the model's own included.",
+        "Speed-up over plain decoding at so many requests at once, of a fixed number of draft tokens; without "
+        "--draft-tokens a controller chooses one in every step, 0 included. E: tokens of a forward, the model's own "
+        "included.",
     ]
     return Section("By draft tokens", text, Table(["draft tokens", "E", *map(_column, batches)], rows, heat, marks))
 

@@ -40,7 +40,7 @@ class ReplayOptions:
         bool, typer.Option("--same-task", help="A warm drafter knows the file's other runs of the same task too.")
     ] = False
     draft_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Drafted tokens a round; default: the drafter's own number.")
+        int | None, typer.Option(metavar="N", help="Drafted tokens a round; default: as many as the drafter may have.")
     ] = None
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False
 

@@ -80,11 +80,11 @@ def intro(result: dict[str, Any]) -> list[str]:
     return [subject_line(result), f"{drafts}: {result['promise']}", *([] if result["complete"] else [STOPPED])]
 
 
-def leave(result: dict[str, Any], stopped: bool, *, identical: bool) -> None:
+def leave(result: dict[str, Any], stopped: bool) -> None:
     """End a measurement with the exit code it deserves."""
     if stopped:
         raise typer.Exit(130)
-    if result["kept"] and not identical:
+    if result["kept"] and not result["identical"]:
         fail("the tokens differ from those of plain decoding", 1)
 
 
@@ -119,6 +119,9 @@ def _stats_table(run: Run, llm: LLM) -> Table:
     table.add_row("cached prompt tokens", f"{stats.cached_tokens} of {run.request.seq.prompt_len}")
     table.add_row("tokens", str(stats.emitted))
     table.add_row("tokens/s", speed(run.tokens_per_second))
+    table.add_row("speed-up over plain decoding (estimated)", speed(stats.speedup, "x"))
+    wasted = f"{1000 * stats.wasted_s:.1f} ms, {share(stats.wasted_share)}" if stats.plain_s else "-"
+    table.add_row("spent on rejected drafts (estimated)", wasted)
     table.add_row("seed", str(run.seed))
     table.add_row("backend", llm.target.backend)
     table.add_row("memory", str(llm.memory))
@@ -131,6 +134,7 @@ def comparison_table(run: Run, comparison: Comparison) -> Table:
     table.add_row("plain", f"{speed(comparison.plain_speed)} tokens/s")
     table.add_row("with drafts", f"{speed(comparison.drafted_speed)} tokens/s")
     table.add_row("speed-up", speed(comparison.speedup, "x"))
+    table.add_row("speed-up, as estimated without plain decoding", speed(stats.speedup, "x"))
     table.add_row("alpha (accepted / drafted)", f"{stats.acceptance_rate:.3f}")
     table.add_row("E (tokens per forward, bonus included)", f"{stats.tokens_per_round:.3f}")
     table.add_row("accepted by depth", by_depth(stats))
@@ -165,6 +169,16 @@ def by_depth(stats: Stats) -> str:
 def speed(value: float, unit: str = "") -> str:
     """A dash where nothing was measured."""
     return f"{value:.2f}{unit}" if value else "-"
+
+
+def share(value: float | None) -> str:
+    """A part of a whole; a dash where it is not known."""
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def estimates(figures: dict[str, Any]) -> list[str]:
+    """Cells for `Stats.estimates`."""
+    return [speed(figures["estimated_speedup"] or 0.0, "x"), share(figures["wasted_share"])]
 
 
 def as_json(run: Run, llm: LLM, rule: str) -> dict[str, Any]:

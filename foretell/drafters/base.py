@@ -16,10 +16,11 @@ class Drafter:
     """Guesses the next tokens of running requests. Whatever it does, it cannot change what is generated."""
 
     taps: tuple[int, ...] = ()  # target layers whose inputs `observe` wants; asked for only if non-empty
-    draft_tokens: int = 4  # nodes a round unless the user asks for another number
+    draft_tokens: int = (
+        16  # nodes a round at most, unless the user asks for another number; a controller may take fewer
+    )
     chains: bool = False  # every tree it proposes is a chain
     predicts: bool = False  # it drafts from `Seq.prediction` too
-    most: int = 16  # nodes a round that a controller may ask for
     scored: bool = False  # its drafts have `worth`
     # what the chance of a tree's next node must be for its row to pay, by the number of nodes there are; beyond the
     # end, and where a planner has none, anything pays. Set by the engine before `propose`; only worth a look if scored.

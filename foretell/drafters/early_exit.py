@@ -25,7 +25,7 @@ CHOICE = "exit.json"  # in the model's folder
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What suits a model, and how it is kept. draft_tokens: nodes a round."""
+    """What suits a model, and how it is kept. draft_tokens: nodes a round at most."""
 
     layers: tuple[int, ...]
     draft_tokens: int

@@ -37,7 +37,6 @@ class PassDrafter(Drafter):
     """model: attached to `plane`. vocab_size: of the target. vocabulary: ids below it may be proposed. width: chains
     that start at the root, 1 being a single chain."""
 
-    draft_tokens = 4
     layers: Sequence[int] | None = None  # of the model, run for a draft; None: all
 
     def __init__(

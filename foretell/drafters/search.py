@@ -164,8 +164,6 @@ class SearchDrafter(Drafter):
     """A drafter of one or several sources, by their names, in one tree within one budget. width: children of a node at
     most."""
 
-    draft_tokens = 4
-
     def __init__(self, sources: Mapping[str, Source], *, width: int | None = None) -> None:
         if not sources or (width is not None and width < 1):
             raise ValueError("a search needs at least one source and a width of at least 1")
@@ -178,7 +176,7 @@ class SearchDrafter(Drafter):
         self._recent: dict[int, Recent] = {}  # request id
         self._chances = Chances(self._priors)
         rows = sum(source.rows for source in sources.values())
-        self.draft_tokens, self.most = self.draft_tokens + rows, self.most + rows
+        self.draft_tokens += rows
         self.scored = rows == 0
         self._riders: dict[int, list[int]] = {}  # request id -> where each source's riders end among this round's
         self._trees: dict[int, Tree] = {}  # request id -> its last tree

@@ -45,7 +45,6 @@ class Heard:
 class Translator(Drafter):
     """What both ways share. model: the draft. languages: its tokenizer and the target's."""
 
-    draft_tokens = 4
     chains = True
 
     def __init__(self, model: Target, languages: Languages) -> None:

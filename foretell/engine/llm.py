@@ -184,7 +184,7 @@ class LLM:
         costs = costs_of(self.target, self.folder, dtype, threads)
         if isinstance(draft_tokens, int):
             return costs, FixedPlanner(draft_tokens, self.max_context)
-        return costs, Controller(costs, drafter.most, self.max_context, scored=drafter.scored)
+        return costs, Controller(costs, drafter.draft_tokens, self.max_context, scored=drafter.scored)
 
     def _run(self, requests: Sequence[Request], progress: Callable[[int], None]) -> list[Completion]:
         for request in requests:

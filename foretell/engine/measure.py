@@ -71,7 +71,7 @@ def _medians(times: Mapping[Point, Sequence[float]]) -> dict[Point, float]:
 
 
 def _forward(target: Target, cache: Cache, point: Point) -> float:
-    """Seconds of one forward, a chain of rows for each request, of all of which the logits are wanted."""
+    """Seconds of one forward."""
     rows, context, requests = point
     own = rows // requests
     seqs = [Seq(i, [0] * (context + own), 1, Sampling(), 0) for i in range(requests)]
@@ -79,12 +79,23 @@ def _forward(target: Target, cache: Cache, point: Point) -> float:
         if not cache.admit(seq) or not cache.reserve(seq, context):
             raise AssertionError("the cache is too small for what is measured")
         cache.commit(seq, range(context))
-        cache.reserve(seq, own)
-    plan, none = Plan(seqs, [own] * requests, [0] * requests), Drafts.chains([[]] * requests)
-    made = replace(build_rows(plan, none, cache, target.vocab_size), want=torch.arange(requests * own))
-    started = time.perf_counter()
-    target.forward(made, cache)
-    took = time.perf_counter() - started
+    took = forward_s(target, cache, seqs, own)
     for seq in seqs:
         cache.release(seq)
     return took
+
+
+def forward_s(
+    target: Target, cache: Cache, seqs: Sequence[Seq], rows: int, layers: Sequence[int] | None = None
+) -> float:
+    """Seconds of one forward over the next tokens of each request, so many of each, on slots that are reserved here;
+    the logits of all of them are wanted."""
+    for seq in seqs:
+        if not cache.reserve(seq, rows):
+            raise RuntimeError(f"the cache has no {rows} free slots: a request is still running")
+    plan = Plan(seqs, [rows] * len(seqs), [0] * len(seqs))
+    made = build_rows(plan, Drafts.chains([[]] * len(plan.ready)), cache, target.vocab_size)
+    made = replace(made, want=torch.arange(len(made.tokens)))
+    started = time.perf_counter()
+    target.forward(made, cache, layers=layers)
+    return time.perf_counter() - started

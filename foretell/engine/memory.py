@@ -109,9 +109,8 @@ class Setup:
             kept = drafters.kept(drafter, draft is not None, target.size.vocab_size, past)
         else:
             kept = replace(drafter.kept, nodes=drafter.draft_tokens)
-        if kept.nodes:  # a controller may ask for more than the drafter's own number
-            nodes = self.draft_tokens if isinstance(self.draft_tokens, int) else max(kept.nodes, Drafter.most)
-            kept = replace(kept, nodes=nodes)
+        if kept.nodes and isinstance(self.draft_tokens, int):
+            kept = replace(kept, nodes=self.draft_tokens)
         ours, theirs = target.text, draft.text if draft else None
         return Needs(
             target.size,

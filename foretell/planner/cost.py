@@ -32,7 +32,7 @@ def interpolated(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
 class Costs:
     """rows: ascending, at least one. seconds: of a forward of so many rows of one request that see nothing yet."""
 
-    rows: Sequence[int]
+    rows: Sequence[float]
     seconds: Sequence[float]
     per_attended: float = 0.0
     per_cached: float = 0.0
@@ -46,6 +46,15 @@ class Costs:
         reading = self.per_attended * rows + self.per_cached * requests
         line = interpolated(self.rows, self.seconds, rows)
         return line + reading * context + self.per_request * max(0.0, requests - 1)
+
+    def scaled(self, factors: Mapping[float, float]) -> Costs:
+        """Of a machine that takes so many times as long, by the rows of a forward: other work beside it slows what is
+        bound by arithmetic more than what is bound by memory. Even before the first of them and beyond the last; what
+        context and requests add goes by the first."""
+        xs = sorted(factors)
+        ys = [factors[x] for x in xs]
+        lines = [s * interpolated(xs, ys, min(n, xs[-1])) for n, s in zip(self.rows, self.seconds, strict=True)]
+        return Costs(self.rows, lines, *(ys[0] * s for s in (self.per_attended, self.per_cached, self.per_request)))
 
     def to_json(self) -> dict[str, object]:
         return {

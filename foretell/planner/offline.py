@@ -8,30 +8,20 @@ SmartSpec (arXiv 2406.14066). Knows no model, no clock and no file: values in, v
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from foretell.planner.cost import Costs
+
+# nodes in all, requests -> what proposing them takes, with all else that a round does beside its forward: of no nodes,
+# it is what plain decoding spends beside its own
+Beside = Callable[[float, float], float]
 Chances = npt.NDArray[np.float64]
 MOST = 64  # requests at once that are looked at
 LEAST = 1e-12  # chances below it are left out of sums
-
-
-class Costs(Protocol):
-    """What the parts of a round take, in seconds or in any other unit, as long as it is the same for both."""
-
-    def forward(self, rows: float, attended: float, requests: float) -> float:
-        """Of one forward of the target over so many rows of all requests. attended: the sum over the rows of the tokens
-        that each one sees; rows of the same request see the same ones."""
-        ...
-
-    def draft(self, nodes: float, requests: float) -> float:
-        """Of proposing so many nodes in all for so many requests, with all else that a round does beside its forward:
-        of no nodes, it is what plain decoding spends beside its own."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +94,11 @@ def _cut(sizes: Sequence[int], most: int) -> list[float]:
 
 
 class Forecast:
-    """Speeds by draft length (nodes of a request in a round at most) and batch (requests decoding at once). context:
-    tokens before the root, on average."""
+    """Speeds by draft length (nodes of a request in a round at most) and batch (requests decoding at once). costs,
+    beside: in seconds or in any other unit, the same for both. context: tokens before the root, on average."""
 
-    def __init__(self, costs: Costs, acceptance: Acceptance, context: float) -> None:
-        self.costs, self.acceptance, self.context = costs, acceptance, context
+    def __init__(self, costs: Costs, beside: Beside, acceptance: Acceptance, context: float) -> None:
+        self.costs, self.beside, self.acceptance, self.context = costs, beside, acceptance, context
         self._forwards: dict[tuple[int, int], float] = {}  # by rows and batch
         self._rounds: dict[tuple[int, int], float] = {}  # by length and batch
 
@@ -163,8 +153,8 @@ class Forecast:
         """Of a round in which that many nodes are proposed in all."""
         rows = batch + nodes
         if (rows, batch) not in self._forwards:
-            self._forwards[rows, batch] = self.costs.forward(rows, rows * self.context, batch)
-        return self._forwards[rows, batch] + self.costs.draft(nodes, batch)
+            self._forwards[rows, batch] = self.costs.forward(rows, self.context, batch)
+        return self._forwards[rows, batch] + self.beside(nodes, batch)
 
 
 def total(chances: Chances, count: int) -> Chances:

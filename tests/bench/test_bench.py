@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -199,9 +200,11 @@ def test_decode(tmp_path: Path) -> None:
         plain, drafted = (row[engine]["tokens_per_second"] for engine in ("plain", "drafted"))
         assert row["speedup"] == pytest.approx(drafted / plain)
         assert all(row[engine][name] > 0 for engine in ("plain", "drafted") for name in ("ttft_ms", "tpot_ms"))
-        assert row["E"] >= 1
+        assert row["E"] >= 1 and row["estimated_speedup"] > 0 and 0 <= row["wasted_share"] < 1
     assert all(0 < share < 1 for share in report["outside_forward"].values())
-    text = foretell("bench", "decode", *options).stdout
+    page = tmp_path / "page.html"
+    text = foretell("bench", "decode", *options, "--html", page).stdout
+    assert re.search(r"speed-up +estimated +wasted +E ", text) and ">estimated</th>" in page.read_text()
     assert "plain tok/s" in text and "drafted TTFT" in text and "Outside the model's forward" in text
 
 
@@ -243,7 +246,7 @@ def test_ctrl_c_prints_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
             self.calls = getattr(self, "calls", 0) + 1
             return self.calls > steps
 
-    monkeypatch.setattr(f"foretell.cli.{name}.Interrupt", Pressed)
+    monkeypatch.setattr("foretell.cli.peers.Interrupt", Pressed)
     options = ("-m", write_tiny(tmp_path / "tiny"), "-n", 4, "--set", "edits", "--drafter", "ngram")
     page = tmp_path / "page.html"
     result = foretell("bench", name, *options, *(("--concurrency", "16,32") if name == "load" else ()), "--html", page)

@@ -57,6 +57,7 @@ def test_figures_belong_together(llm: LLM) -> None:
         plain, drafted = row["plain"], row["drafted"]
         assert row["speedup"] == pytest.approx(drafted["tokens_per_second"] / plain["tokens_per_second"])
         assert drafted["E"] > 1 and 0 < drafted["alpha"] < 1 and row["identical"]
+        assert drafted["estimated_speedup"] > 0 and 0 < drafted["wasted_share"] < 1
         for engine in (plain, drafted):
             assert 0 < engine["ttft_ms_p50"] <= engine["ttft_ms_p99"]
             assert 0 < engine["tpot_ms_p50"] <= engine["tpot_ms_p99"]

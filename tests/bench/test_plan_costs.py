@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from foretell import LLM
-from foretell.bench.plan import (
-    LARGE,
-    NEAR,
-    SMALL,
-    TOGETHER,
-    Measured,
-    MeasuredCosts,
-    Rounds,
-    Settings,
-    Times,
-    measure,
-)
+from foretell import LLM, Sampling
+from foretell.bench.plan import TOGETHER, Measured, Rounds, Settings, measure, measured_costs
 from foretell.bench.prompts import ids_of
 from foretell.bench.questions import Question
 from foretell.bench.run import Run, afresh
 from foretell.engine.stats import Stats
+from foretell.planner.cost import Costs
 from foretell.planner.offline import Forecast
 from tests.cli.conftest import write_tiny
 
@@ -47,28 +39,26 @@ def test_a_plan_for_no_drafts_is_refused() -> None:
         Settings(temperature=-1)
 
 
-def test_costs_between_what_was_measured() -> None:
-    times = Times({1: 1.0, 4: 1.6, 8: 3.2}, {1: 0.001, 4: 0.0004})
-    costs = MeasuredCosts(0.010, times, {1: {0.0: 0.002, 4.0: 0.004}, 5: {0.0: 0.006, 4.0: 0.016}})
-    assert costs.forward(1, NEAR, 1) == pytest.approx(0.010)
-    assert costs.forward(1, NEAR + 100, 1) == pytest.approx(0.010 + 0.001)
-    assert costs.forward(4, 4 * (NEAR + 100), 1) == pytest.approx(0.016 + 4 * 100 * 0.0004 * 0.010)
-    assert costs.forward(4, 4 * (NEAR + 100), 4) == pytest.approx(0.016 + 4 * 100 * 0.001 * 0.010)
-    assert costs.forward(6, 6 * NEAR, 1) == pytest.approx(0.024) and costs.forward(16, 16 * NEAR, 1) == pytest.approx(
-        0.064
-    )
-    assert costs.draft(0, 1) == pytest.approx(0.002) and costs.draft(2, 1) == pytest.approx(0.003)
-    assert costs.draft(20, 5) == pytest.approx(0.016) and costs.draft(12, 3) == pytest.approx(0.010)
-    assert costs.draft(36, 9) == pytest.approx(0.028), "beyond what was measured the line goes on"
+def rounds(budget: int, **fields: Any) -> Rounds:
+    return Rounds(budget, [Stats()], count=10, tokens=10, decode_s=0.2, attended=10 * 100, **fields)
 
 
-def test_the_forward_is_that_of_the_engine() -> None:
-    """Multiples of a forward come from forwards alone; what one takes comes from the rounds, at their context."""
-    plain = Rounds(0, [Stats()], count=10, tokens=10, decode_s=0.2, attended=10 * (NEAR + 50), forward=[0.012] * 3)
-    drafted = Rounds(2, [Stats()], count=5, tokens=10, decode_s=0.1, attended=99, forward=[0.015])
-    found = Measured([plain, drafted], Times({1: 1.0, 2: 1.2}, {1: 0.004}), {1: {0: 0.0, 2: 0.0}}, True)
-    assert found.context == NEAR + 50 and found.one_s == pytest.approx(0.012 / 1.2)
-    assert found.costs().forward(1, found.context, 1) == pytest.approx(0.012)
+def test_rounds_beside_their_forwards() -> None:
+    found = Measured([], Costs([1], [1.0]), {1: {0.0: 0.002, 4.0: 0.004}, 5: {0.0: 0.006, 4.0: 0.016}}, True)
+    assert found.beside_s(0, 1) == pytest.approx(0.002) and found.beside_s(2, 1) == pytest.approx(0.003)
+    assert found.beside_s(20, 5) == pytest.approx(0.016) and found.beside_s(12, 3) == pytest.approx(0.010)
+    assert found.beside_s(36, 9) == pytest.approx(0.028), "beyond what was measured the line goes on"
+
+
+def test_the_table_is_held_against_plain_rounds() -> None:
+    """How forwards differ comes from the table; how slow the machine is now comes from the rounds."""
+    table = Costs([1, 3], [0.010, 0.012], per_attended=1e-5)
+    plain, drafted = rounds(0, slow=[1.3, 1.2, 9.0], sizes=[10]), rounds(2, slow=[1.3, 1.8, 18.0], sizes=[0, 0, 10])
+    drafted.decode_s = 0.1
+    found = Measured([plain, drafted], table, {1: {0: 0.0, 2: 0.0}}, True)
+    assert found.context == 100
+    assert found.costs().forward(1, 100, 1) == pytest.approx(1.3 * (0.010 + 1e-3))
+    assert found.costs().forward(3, 100, 1) == pytest.approx(1.3 * (1.5 * 0.012 + 3e-3)), "half as slow again, mostly"
     assert found.speedup(plain) == 1 and found.speedup(drafted) == 2
 
 
@@ -90,18 +80,17 @@ def test_measure_counts_what_runs_give(llm: LLM) -> None:
         assert Stats.pooled(run.parts).accepted_by_node == total.accepted_by_node
         assert sum(run.sizes) == run.count and len(run.sizes) <= run.budget + 1
         assert run.nodes == pytest.approx(sum(n * c for n, c in enumerate(run.sizes)) / run.count)
-        assert len(run.forward) == len(run.beside) == 3 and min(*run.forward, *run.beside) > 0
+        assert len(run.forward) == len(run.beside) == 3 and min(*run.forward, *run.beside, *run.slow) > 0
         assert run.decode_s == pytest.approx(
             sum((f + b) for f, b in zip(run.forward, run.beside, strict=True)) * run.count / 3, rel=0.5
         )
-    assert set(found.times.rows) == {*SMALL, *LARGE} and found.times.rows[1] == 1.0
-    assert min(found.times.rows.values()) > 0 and min(found.times.attended.values()) >= 0
+    assert llm.engine.costs is not None and found.table.rows == llm.engine.costs.rows
     assert set(found.beside) == {1, TOGETHER} and min(min(points.values()) for points in found.beside.values()) > 0
     assert [line[0] for line in told] == sorted(line[0] for line in told) and told[-1][0] == told[-1][1] - 1
     drafted = found.runs[-1]
     acceptance = found.acceptance()
     assert acceptance.tokens[6] == pytest.approx(drafted.tokens / drafted.count) and acceptance.tokens[6] > 1
-    assert Forecast(found.costs(), acceptance, found.context).round_s(6, 2) > 0
+    assert Forecast(found.costs(), found.beside_s, acceptance, found.context).round_s(6, 2) > 0
 
 
 def test_stopped_early_whole_prompts_count(llm: LLM) -> None:
@@ -112,7 +101,7 @@ def test_stopped_early_whole_prompts_count(llm: LLM) -> None:
             QUESTIONS,
             Settings(longest=2, max_tokens=8),
             lambda done, total, what: started.append(what),
-            lambda: len(started) > 2 * prompts,
+            lambda: len(started) > 2 * prompts + 1,
         )
 
     assert stopping_after(0) is None
@@ -124,3 +113,10 @@ def test_stopped_early_whole_prompts_count(llm: LLM) -> None:
 def test_what_does_not_fit_is_refused(llm: LLM) -> None:
     with pytest.raises(ValueError, match="do not fit the context of 512: lower max_tokens"):
         measure(llm, QUESTIONS, Settings(longest=3, max_tokens=500))
+
+
+def test_measuring_forwards_leaves_the_engine_as_it_was(llm: LLM) -> None:
+    before = llm.generate("one two one two", Sampling(temperature=0, max_tokens=20))
+    assert min(measured_costs(llm).seconds) > 0
+    assert llm.generate("one two one two", Sampling(temperature=0, max_tokens=20))[0].token_ids == before[0].token_ids
+    llm.engine.cache.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -66,6 +67,8 @@ def test_json_is_complete(tiny: Path) -> None:
     assert stats["emitted"] == 12 and stats["rounds"] + stats["accepted"] == 12
     assert stats["alpha"] == (stats["accepted"] / stats["drafted"] if stats["drafted"] else 0)
     assert stats["E"] == 12 / stats["rounds"] and stats["tokens_per_second"] > 0
+    assert stats["estimated_speedup"] == stats["plain_s"] / stats["decode_s"]
+    assert stats["wasted_share"] == stats["wasted_s"] / stats["decode_s"] < 1
     assert sum(stats["accepted_by_depth"]) == stats["accepted"]
     assert sum(stats["drafted_by_depth"]) == stats["drafted"]
     assert {"text", "backend", "exact", "promise", "model"} <= answer.keys()
@@ -102,9 +105,23 @@ def test_stats(tiny: Path) -> None:
     result = foretell("generate", "abc", "--model", tiny, "-n", 20, "--stats", "--seed", 11)
     for name in ("rounds", "drafted", "accepted", "alpha", "E (", "by depth", "tokens/s", "prefill", "cached prompt"):
         assert name in result.stderr
-    assert "seed                                    11" in result.stderr
+    assert re.search(r"^speed-up over plain decoding \(estimated\) +\d+\.\d\dx *$", result.stderr, re.M)
+    assert re.search(r"^spent on rejected drafts \(estimated\) +\d+\.\d ms, \d+\.\d % *$", result.stderr, re.M)
+    assert re.search(r"^seed +11 *$", result.stderr, re.M)
     assert "bit-identical to plain decoding: checked on this machine\n" in result.stderr
     assert "rounds" not in result.stdout
+
+
+def test_no_estimate_without_a_drafter(tiny: Path) -> None:
+    options = ("generate", "abc", "--model", tiny, "-n", 4, "--drafter", "none")
+    assert re.search(r"^speed-up over plain decoding \(estimated\) +- *$", foretell(*options, "--stats").stderr, re.M)
+    stats = json.loads(foretell(*options, "--json").stdout)["stats"]
+    assert stats["estimated_speedup"] is None and stats["wasted_share"] is None
+
+
+def test_the_estimate_beside_what_was_measured(tiny: Path) -> None:
+    shown = foretell("generate", "abc abc", "-m", tiny, "-n", 24, "--compare", *GREEDY).stderr
+    assert re.search(r"^speed-up +\d", shown, re.M) and re.search(r"^speed-up, as estimated [a-z ]+ \d", shown, re.M)
 
 
 def test_compare(tiny: Path) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from foretell import LLM
 from foretell.cli.amounts import amount, count, decimals, points, size
 from foretell.cli.footprint import Footprint, of_models
-from foretell.models.load import open_checkpoint, tensor_shapes
+from foretell.models.open import prepare
 from foretell.report import plots
 from tests.cli.run import Terminal, foretell
 
@@ -208,13 +209,25 @@ def test_amounts() -> None:
             amount("--memory", wrong)
 
 
-def test_footprint_is_that_of_the_tensors(tiny: Path) -> None:
-    found = of_models(str(tiny), str(tiny), "auto")
-    config = open_checkpoint(tiny).config
-    assert found is not None and config is not None
-    held = sum(open_checkpoint(tiny).tensor(name).numel() for name in tensor_shapes(config)) * 4
-    assert found.weights == found.draft_weights == held and found.kv == found.draft_kv == 2 * 2 * 2 * 16 * 4
-    half = of_models(str(tiny), None, "bfloat16")
-    assert half is not None and (half.weights, half.draft_weights) == (held / 2, 0)
+def test_footprint_is_what_a_model_takes(tiny: Path) -> None:
+    """Keys and values of int8 weights are bfloat16."""
+    for dtype, each in (("auto", 4), ("bfloat16", 2), ("int8", 2)):
+        llm = LLM(tiny, "none", dtype=dtype, max_context=64)
+        found = of_models(str(tiny), str(tiny), dtype)
+        assert found.kv == found.draft_kv == llm.memory.kv == llm.target.kv_bytes() == 2 * 2 * 2 * 16 * each
+        positions = prepare(tiny, dtype=dtype).size.position * 64
+        assert found.weights == found.draft_weights == llm.memory.weights - positions
+    assert of_models(str(tiny), None, "auto").draft_weights == 0
     assert Footprint(100, 2, 50, 1).tokens(180) == 10 and Footprint(100, 2).tokens(50) == 0
     assert Footprint(100, 2, 50, 1).needed(10, 4) == 150 + 120
+
+
+def test_measured_acceptance_on_a_given_machine(tiny: Path, tmp_path: Path) -> None:
+    """The size of the weights that it reads is given, or the model's own."""
+    machine = ("--gamma", "0", "--bandwidth", "1GB/s")
+    found = planned(*short(tiny, tmp_path), *machine)
+    assert (
+        found["measured"] == ["acceptance"] and found["memory"]["weights"] == of_models(str(tiny), None, "auto").weights
+    )
+    found = planned(*short(tiny, tmp_path), *machine, "--model-size", "1GB", "--kv-bytes", "0")
+    assert found["batches"][0]["plain_tokens_per_second"] == pytest.approx(1)
