@@ -11,7 +11,7 @@ import pytest
 import foretell
 
 ROOT = Path(foretell.__file__).parent
-FILE, FUNCTION, PARAMETERS, TOTAL = 300, 60, 6, 7040
+FILE, FUNCTION, PARAMETERS, TOTAL = 300, 60, 6, 6950
 FREE = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -56,6 +56,8 @@ def test_every_module_says_what_it_is_for() -> None:
 
 
 def test_total() -> None:
-    """Of what decodes: what measures it and talks to a person is not counted."""
-    core = [path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] not in ("bench", "cli", "report")]
+    """Of what decodes: what measures it, plans ahead of it and talks to a person is not counted."""
+    beside = [ROOT / "planner" / name for name in ("offline.py", "given.py")]
+    folders = ("bench", "cli", "report")
+    core = [p for p in ROOT.rglob("*.py") if p not in beside and p.relative_to(ROOT).parts[0] not in folders]
     assert sum(len(token_lines(path)) for path in core) <= TOTAL

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +28,8 @@ POINTS: tuple[Point, ...] = (
     (8, SHORT, 8),
     *((rows, SHORT, 1) for rows in (3, 5, 6, 7, 12, 10, 24, 64)),
 )
+CHECKED: tuple[Point, ...] = tuple((rows, SHORT, 1) for rows in (1, 4, 8))  # of a table from another day
+CHECKS, CHECK_S, ODD = 3, 0.3, 1.35  # how often, within which time, and how far apart two of them may be from it
 
 
 def costs_of(target: Target, folder: Path, dtype: str, threads: int) -> Costs:
@@ -36,7 +38,9 @@ def costs_of(target: Target, folder: Path, dtype: str, threads: int) -> Costs:
     setting = f"{processor()} {threads} {target.backend} {dtype}"
     path = folder / f"costs-{hashlib.sha256(setting.encode()).hexdigest()[:12]}.json"
     try:
-        return Costs.from_json(read_json(path))
+        costs = Costs.from_json(read_json(path))
+        if _holds(target, costs):
+            return costs
     except ValueError:
         pass  # none, or not of this version: measure
     costs = measure(target)
@@ -44,29 +48,36 @@ def costs_of(target: Target, folder: Path, dtype: str, threads: int) -> Costs:
     return costs
 
 
-@torch.inference_mode()
+def _holds(target: Target, costs: Costs) -> bool:
+    """Whether a table still has the right shape: one of an odd moment, or of other kernels, would mislead for ever.
+    That all takes longer or shorter now does not matter, the controller sees to it."""
+    ratios = [seconds / costs.forward(*point) for point, seconds in _times(target, CHECKED, CHECKS, CHECK_S).items()]
+    return max(ratios) < ODD * min(ratios)
+
+
 def measure(target: Target, limit_s: float = LIMIT_S) -> Costs:
-    """From the median seconds of each of POINTS that fits into the context, over as many rounds as the time allows: the
-    least would flatter many rows, which a busy neighbour slows down more than one row. It runs on a cache of its own,
-    which holds zeros, so no context is computed."""
-    length = min(target.max_context, LONG + POINTS[-1][0] + 1)
-    many = max(requests for *_, requests in POINTS)
+    """What forwards cost now, within that many seconds."""
+    return fit(_times(target, POINTS, ROUNDS, limit_s))
+
+
+@torch.inference_mode()
+def _times(target: Target, all_points: Sequence[Point], rounds: int, limit_s: float) -> dict[Point, float]:
+    """The median seconds of each point that fits into the context, over as many rounds as the time allows: the least
+    would flatter many rows, which a busy neighbour slows down more than one row. It runs on a cache of its own, which
+    holds zeros, so no context is computed."""
+    length = min(target.max_context, max(rows + context for rows, context, _ in all_points) + 1)
+    many = max(requests for *_, requests in all_points)
     cache = Cache(max(length, many * (SHORT + 1)), many, length, reuse=False)
     target.attach(cache, "measure")
     for plane in cache.planes.values():
         plane.k.zero_(), plane.v.zero_()
     times: dict[Point, list[float]] = {}
-    points = [point for point in POINTS if point[0] + point[1] < length] or [(1, 0, 1)]
+    points = [point for point in all_points if point[0] + point[1] < length] or [(1, 0, 1)]
     end = time.perf_counter() + limit_s
-    for _ in range(ROUNDS):
-        for point in points:
-            times.setdefault(point, []).append(_forward(target, cache, point))
-            if time.perf_counter() > end and len(times) > 1:
-                return fit(_medians(times))
-    return fit(_medians(times))
-
-
-def _medians(times: Mapping[Point, Sequence[float]]) -> dict[Point, float]:
+    for point in points * rounds:
+        times.setdefault(point, []).append(_forward(target, cache, point))
+        if time.perf_counter() > end and len(times) > 1:
+            break
     return {point: statistics.median(seconds) for point, seconds in times.items()}
 
 
