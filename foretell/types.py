@@ -414,11 +414,12 @@ class Round:
     verdict: Verdict
     rows: int  # of the forward, prompt chunks and riders included
     context: float  # tokens that a row saw, on average
-    clock: tuple[float, float, float, float, float]  # started, drafted, computed, verified, all done; in seconds
+    clock: tuple[float, float, float, float, float]  # started, drafted, computed, committed, learnt from; in seconds
 
     @property
     def draft_s(self) -> float:
-        return self.clock[1] - self.clock[0]
+        """In the drafter: guessing, and learning from what came."""
+        return self.clock[1] - self.clock[0] + self.clock[4] - self.clock[3]
 
     @property
     def forward_s(self) -> float:

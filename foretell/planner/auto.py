@@ -130,8 +130,7 @@ class Controller:
         asked = sum(n > 0 for n in round.asked)
         if asked:
             self._drafting.see(asked, sum(round.drafted), round.draft_s)
-        rest = round.total_s - round.forward_s - round.draft_s
-        self._rest += PACE * (rest / self._slow / requests - self._rest)
+        self._rest += PACE * (round.verify_s / self._slow / requests - self._rest)
         accepted = [len(path) for path in round.verdict.accepted]
         self._tokens += PACE * (1 + sum(accepted) / requests - self._tokens)
         self._nodes += PACE * (nodes / requests - self._nodes)

@@ -14,7 +14,6 @@ def gain(costs: Costs, round: Round) -> tuple[float, float]:
     accepted = sum(map(len, round.verdict.accepted))
     rows = round.rows - nodes
     share = costs.forward(rows, round.context, requests) / costs.forward(round.rows, round.context, requests)
-    rest = round.total_s - round.draft_s - round.forward_s
-    plain = (1 + accepted / requests) * (round.forward_s * share + rest)
+    plain = (1 + accepted / requests) * (round.forward_s * share + round.verify_s)
     extra = round.draft_s + round.forward_s * (1 - share)
     return plain, extra * (1 - accepted / nodes) if nodes else round.draft_s

@@ -81,7 +81,7 @@ class World:
                     came += 1
                 paths.append(list(range(came)))
                 tokens += 1 + sum(mine[:size])  # what was to be expected of it: luck is left out of the comparison
-            clock = (0.0, draft_s, draft_s + forward_s, draft_s + forward_s, total)
+            clock = (0.0, draft_s, draft_s + forward_s, total, total)
             proposed_each = [len(chain) for chain in chains]
             verdict = Verdict(paths, [0] * len(paths))
             mean = sum(len(seq.tokens) for seq in running) / len(running)
