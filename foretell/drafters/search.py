@@ -29,6 +29,8 @@ PATIENCE, LATEST, STEP = 24, 100, 4.0  # guesses that a prior counts for, those 
 RECENT = (8, 32, 128)  # tokens ago, up to which one counts as of the first, second and third kind
 LEAST = 0.002  # chance below which a guess is not worth its place in the search
 
+OPEN = 1.5  # times the price of a node that a node must be worth before it is asked what may follow: asking takes time
+
 ROOT = -1
 NONE = -1  # the token of a remark about all that was guessed: "none of these" comes
 Guess = tuple[int, int]  # token, kind
@@ -271,8 +273,11 @@ class SearchDrafter(Drafter):
         node, worth = ROOT, 1.0
         path: tuple[int, ...] = ()
         while True:
-            said = [(token, first + kind) for view, first in views for token, kind in view.guesses(path)]
-            said += recent.remarks({token for token, _ in said}, self._first[-1])
+            said: list[Guess] = []
+            count = len(tree.tokens)
+            if count >= len(self.prices) or worth > OPEN * self.prices[count]:
+                said = [(token, first + kind) for view, first in views for token, kind in view.guesses(path)]
+                said += recent.remarks({token for token, _ in said}, self._first[-1])
             tree.said.append(said)
             for token, chance in self._children(said):
                 heapq.heappush(heap, (-worth * chance, order, node, token, path))

@@ -24,6 +24,7 @@ from foretell.types import Drafts, Round, Seq
 PACE = 0.05  # weight of the newest step in running means
 NAP, LONGEST = 4, 32  # rounds a scored request goes without drafts when they do not pay: at first, and at most
 PROBE = 0.008  # of the time, at most, goes to trying again where drafts are known only by their past
+REPRICE = 8  # steps of an equal load for which the drafter is told the same prices: they change slowly
 VARY = 16  # rounds after which such a drafter's number is varied
 FORGET = 0.7  # a try after a pause counts more than usual: the text may have changed
 
@@ -38,6 +39,7 @@ class _State:
     nap: int = 0  # rounds still to go without drafts
     length: int = NAP  # of the next nap
     asked: bool = False  # for drafts, in this step
+    known: bool = False  # it was asked before: the first time a drafter reads the whole prompt
     probing: bool = False
     rounds: int = 0  # with drafts, of a drafter known by its past
 
@@ -79,6 +81,7 @@ class Controller:
     def __init__(self, costs: Costs, most: int, max_context: int, *, scored: bool) -> None:
         self.costs, self.most, self.max_context, self.scored = costs, most, max_context, scored
         self.prices: Sequence[float] = ()
+        self._priced, self._age = (0, 0, 0), 0  # the load that they are for, and for how many steps they have been
         self._states: dict[int, _State] = {}
         self._scale, self._depths = Scale(), Depths()
         self._drafting = _Line()
@@ -101,8 +104,12 @@ class Controller:
             return rooms
         if not self.scored:
             return self._by_depth(seqs, rooms)
-        more, bold = self._drafting.fit()[1] * self._rate / self._slow, max(0.05, self._scale.factor)
-        self.prices = [(p + more) / bold for p in prices(self._price, max(rooms), sum(n > 0 for n in rooms))]
+        load = rows, max(rooms), sum(n > 0 for n in rooms)
+        self._age += 1
+        if load != self._priced or self._age > REPRICE:
+            self._priced, self._age = load, 0
+            more, bold = self._drafting.fit()[1] * self._rate / self._slow, max(0.05, self._scale.factor)
+            self.prices = [(p + more) / bold for p in prices(self._price, *load[1:])]
         return rooms
 
     def trim(self, seqs: Sequence[Seq], drafts: Drafts) -> Drafts:
@@ -127,9 +134,11 @@ class Controller:
         if not requests:
             return
         self._time(round)
-        asked = sum(n > 0 for n in round.asked)
-        if asked:
-            self._drafting.see(asked, sum(round.drafted), round.draft_s)
+        asked = [self._state(seq) for seq, n in zip(round.seqs, round.asked, strict=True) if n > 0]
+        if asked and all(state.known for state in asked):
+            self._drafting.see(len(asked), sum(round.drafted), round.draft_s)
+        for state in asked:
+            state.known = True
         self._rest += PACE * (round.verify_s / self._slow / requests - self._rest)
         accepted = [len(path) for path in round.verdict.accepted]
         self._tokens += PACE * (1 + sum(accepted) / requests - self._tokens)
