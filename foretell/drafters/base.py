@@ -16,9 +16,7 @@ class Drafter:
     """Guesses the next tokens of running requests. Whatever it does, it cannot change what is generated."""
 
     taps: tuple[int, ...] = ()  # target layers whose inputs `observe` wants; asked for only if non-empty
-    draft_tokens: int = (
-        16  # nodes a round at most, unless the user asks for another number; a controller may take fewer
-    )
+    draft_tokens: int = 16  # nodes a round at most, unless the user asks for another number
     chains: bool = False  # every tree it proposes is a chain
     predicts: bool = False  # it drafts from `Seq.prediction` too
     scored: bool = False  # its drafts have `worth`

@@ -71,6 +71,21 @@ def test_the_likeliest_nodes_of_all_sources_fill_one_budget() -> None:
     assert paths == [(5,), (5, 7), (9,), (5, 7, 8), (6,)]
 
 
+def test_what_follows_a_node_that_hardly_pays_is_not_asked() -> None:
+    asked: list[tuple[int, ...]] = []
+
+    class Asked(Scripted):
+        def guesses(self, path: tuple[int, ...]) -> list[Guess]:
+            asked.append(path)
+            return super().guesses(path)
+
+    source = Asked([0.8, 0.25], {(): [(5, 0), (6, 1)], (5,): [(7, 0)], (6,): [(8, 0)]})
+    drafter = SearchDrafter({"": source})
+    drafter.prices = [0.05] * 8  # of the root's children 5 has 4 / 5.33, 6 has .33 / 5.33 = .0625
+    assert proposed(drafter, text([1, 2]), 8) == [(5,), (5, 7), (6,)]
+    assert asked == [(), (5,), (5, 7)], "6 is worth its row, and not the time to look further"
+
+
 def test_a_remark_about_none_makes_every_guess_less_likely() -> None:
     one = Scripted([0.8], {(): [(5, 0)]})
     chances = Chances([odds(0.8), odds(0.75)])
