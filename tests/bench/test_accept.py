@@ -183,7 +183,7 @@ def test_times_are_of_decoding_alone(folder: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(SearchDrafter, "propose", slow)
     result = accept(lambda name: opened(folder, name), ["none", "suffix"], QUESTIONS[:1], Settings(max_tokens=12))
     assert 0 in rounds and max(rounds) > 1
-    assert result["drafters"][1]["all"]["draft_ms"] == pytest.approx(1000)  # one tick a round
+    assert result["drafters"][1]["all"]["draft_ms"] == pytest.approx(2000)  # a tick to draft, one to learn
 
 
 def test_edits_are_whole_files_to_copy() -> None:
