@@ -162,7 +162,8 @@ def test_penalties_go_by_the_tokens_of_the_request(models: Path, llm: LLM) -> No
     assert request.seq.counts[0].sum() == 9 and torch.equal(request.seq.counts[1], said.float())
 
 
-def test_a_request_may_ask_for_plain_decoding(llm: LLM) -> None:
+def test_a_request_may_ask_for_plain_decoding(models: Path) -> None:
+    llm = make(models, draft_tokens=4)  # a controller would draft as the clock says
     plain, drafted = llm.generate(["abab abab"] * 2, [Sampling(temperature=0.0, max_tokens=30, draft_tokens=0), GREEDY])
     assert plain.stats.drafted == 0 and drafted.stats.drafted > 0
     assert plain.token_ids[:24] == drafted.token_ids[: len(plain.token_ids)]
