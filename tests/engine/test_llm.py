@@ -515,3 +515,16 @@ def test_what_is_learnt_is_shared_between_dtypes_and_what_is_measured_is_not(
     llms = [LLM(tmp_path / "tiny", "suffix", dtype=dtype, max_context=128) for dtype in ("bfloat16", "int8")]
     assert llms[0].folder == llms[1].folder
     assert len(list(llms[0].folder.glob("costs-*.json"))) == 2
+
+
+def test_the_engine_can_decode_as_if_it_had_no_drafter(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = make(models, drafter="suffix+recycling", draft_tokens=4)
+    expected = llm.generate("abab abab", GREEDY)[0]
+    called: list[str] = []
+    for name in ("propose", "observe", "admit", "forget"):
+        monkeypatch.setattr(llm.drafter, name, lambda *_, name=name: called.append(name))
+    with llm.engine.plain():
+        plain = llm.generate("abab abab", GREEDY)[0]
+    assert plain.token_ids == expected.token_ids and plain.stats.drafted == 0 and not called
+    monkeypatch.undo()
+    assert llm.generate("abab abab", GREEDY)[0].stats.drafted > 0, "and it is back"
