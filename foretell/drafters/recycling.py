@@ -28,7 +28,7 @@ from foretell.types import Draw, Rows, Sampling, Seen, Seq
 
 WIDTH = 8  # successors kept of each key
 BATCH = 128  # tokens of one pass of the warm start
-unpack = Struct(f"={2 * (WIDTH + 1)}i").unpack  # of a line's bytes
+LINE = Struct(f"={2 * (WIDTH + 1)}i")  # the bytes of a line of remarks
 PAIRS = 1 << 17  # pairs of tokens kept of all requests
 HEARD = 64  # rounds of requests that are learnt from at once at most
 OWN = 1 << 13  # tokens and pairs kept of a request's own
@@ -103,8 +103,7 @@ class RecyclingSource(Source):
         self._own.pop(seq.id, None)
 
     def prepare(self, seqs: Sequence[Seq], budget: Sequence[int], draw: Draw) -> None:
-        if any(budget):
-            self._catch_up()
+        self._catch_up()
 
     def observe(self, seen: Seen) -> None:
         rows = seen.rows
@@ -159,8 +158,8 @@ class RecyclingView:
         last = path[-1] if path else self._end[-1]
         before = [-1, *self._end, *path][-2]
         after_token, after_pair = self._own.get(last), self._own.get((before, last))
-        return (self._known.after(last) if after_token is None else _remark(after_token, TOKEN)) + (
-            self._known.after_pair(before, last) if after_pair is None else _remark(after_pair, PAIR)
+        return (self._known.after(last) if after_token is None else _own_remarks(after_token, TOKEN)) + (
+            self._known.after_pair(before, last) if after_pair is None else _own_remarks(after_pair, PAIR)
         )
 
 
@@ -182,11 +181,11 @@ class Successors:
         return other
 
     def after(self, last: int) -> list[Guess]:
-        return _remarks(self.of_token[last])
+        return _remarks(*self.of_token[last].tolist())
 
     def after_pair(self, before: int, last: int) -> list[Guess]:
         place = self._place.get((before, last))
-        return [] if place is None else _remarks(self.of_pair[place])
+        return [] if place is None else _remarks(*self.of_pair[place].tolist())
 
     def put(self, pairs: Sequence[Pair], lines: np.ndarray) -> None:
         """lines: [M, 2, WIDTH+1], of kinds TOKEN."""
@@ -237,17 +236,15 @@ class Successors:
         return known
 
 
-def _remarks(line: np.ndarray) -> list[Guess]:
-    """[2, WIDTH+1] -> what is known."""
-    tokens, kinds = line.tolist()
-    return [(token, kind) for token, kind in zip(tokens, kinds, strict=True) if kind >= 0]
+def _remarks(tokens: Sequence[int], kinds: Sequence[int], first: int = 0) -> list[Guess]:
+    """What is known by a line; first: where the kinds of its origin begin, if it does not count them in."""
+    return [(token, first + kind) for token, kind in zip(tokens, kinds, strict=True) if kind >= 0]
 
 
-def _remark(raw: bytes, first: int) -> list[Guess]:
+def _own_remarks(raw: bytes, first: int) -> list[Guess]:
     """Of a line of kinds TOKEN, as kinds of another origin."""
-    values = unpack(raw)
-    pairs = zip(values[: WIDTH + 1], values[WIDTH + 1 :], strict=True)
-    return [(token, first + kind) for token, kind in pairs if kind >= 0]
+    values = LINE.unpack(raw)
+    return _remarks(values[: WIDTH + 1], values[WIDTH + 1 :], first)
 
 
 def _lines(count: int) -> np.ndarray:

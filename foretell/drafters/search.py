@@ -28,7 +28,6 @@ from foretell.types import Drafts, Draw, Seen, Seq
 PATIENCE, LATEST, STEP = 24, 100, 4.0  # guesses that a prior counts for, those that count at most, size of a step
 RECENT = (8, 32, 128)  # tokens ago, up to which one counts as of the first, second and third kind
 LEAST = 0.002  # chance below which a guess is not worth its place in the search
-
 OPEN = 1.5  # times the price of a node that a node must be worth before it is asked what may follow: asking takes time
 
 ROOT = -1

@@ -43,9 +43,8 @@ class LLM:
     a round; with "auto" a controller decides in every step how many pay here, from none on. rule: how drafts are
     verified, "match", "ratio" or "block"; all are lossless, and under "match" the tokens are those of plain decoding
     with the same seed. dtype: "auto", "bfloat16", "float32", "float64", "float16", "int8" (weights only). device:
-    "cpu", which is "auto" too, or "cuda", which no GPU has run yet. threads: None is all
-    the process may use. max_context: tokens of a prompt and its answer, None is the model's own limit. max_batch:
-    requests that run at once.
+    "cpu", which is "auto" too, or "cuda", which no GPU has run yet. threads: None is all the process may use.
+    max_context: tokens of a prompt and its answer, None is the model's own limit. max_batch: requests that run at once.
     memory: bytes, or "12GiB", "500MB": what loading and running all this adds to the process's resident memory - the
     weights of both models, their tokenizers, workspace, what drafters remember, and the cache, which gets what is left.
     What Python and imports take is not in it. It must hold a request of max_context: what drafts is left out if need

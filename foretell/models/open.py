@@ -126,8 +126,8 @@ def prepare(
 ) -> Prepared:
     """model: a built-in name, a folder, a .gguf file or a hub id. dtype: one of DTYPES or "auto" (the checkpoint's own,
     bfloat16 where it is stored in 16 bits or quantised). backend: "auto" or one of BACKENDS, of which a GPU runs
-    "blocks" alone. device: "cuda", or the CPU, which is "auto" too. ValueError, in one
-    sentence, for whatever cannot be opened."""
+    "blocks" alone. device: "cuda", or the CPU, which is "auto" too. ValueError, in one sentence, for whatever cannot be
+    opened."""
     place = device_of(device)
     if dtype != "auto" and dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")

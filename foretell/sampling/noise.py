@@ -41,6 +41,6 @@ def uniform(seed: int, purpose: Purpose, position: int, round: int, n: int) -> A
 
 def gumbel(seed: int, purpose: Purpose, position: int, round: int, n: int) -> Array:
     """float64 [n], -log(-log u): argmax(log p + g) is a draw from p (Maddison et al. 2014)."""
-    # numpy's own threads are none: PyTorch's, woken for this, would spin beside the kernels that come next
+    # not by PyTorch: the threads that it wakes for this would spin beside the kernels that come next
     noise: Array = -np.log(-np.log(uniform(seed, purpose, position, round, n)))
     return noise

@@ -48,13 +48,12 @@ class Shaper:
         for row, x in zip(rows, out, strict=True):
             b = bisect_right(self.roots, row) - 1
             seq = self.seqs[b]
-            bent = bends(seq)
-            if seq.sampling.temperature == 0 and not bent:
-                raw = numbers(self.logits[row])
-                best = int(raw.argmax())  # the first maximum; the first NaN if there is one
-                point(x, best if math.isfinite(raw[best]) else ending(raw, seq))
+            raw, bent = numbers(self.logits[row]), bends(seq)
+            token = None if bent or seq.sampling.temperature > 0 else certain(raw, seq)
+            if token is not None:  # a greedy row need not be widened
+                point(x, token)
                 continue
-            widen(self.logits[row], x)
+            np.copyto(x, raw)
             if bent:
                 adjust(x, seq, self.path(b, row - self.roots[b] - 1))
             shape(x, seq)
@@ -99,11 +98,9 @@ def adjust(x: Array, seq: Seq, path: Sequence[int]) -> None:
 def shape(x: Array, seq: Seq) -> None:
     """In place, float64 [V]: after `adjust` -> log p up to a constant with largest entry 0."""
     sampling = seq.sampling
-    best = int(x.argmax())  # the first maximum; the first NaN if there is one
-    if not math.isfinite(x[best]):
-        point(x, ending(x, seq))
-    elif sampling.temperature == 0:
-        point(x, best)
+    token = certain(x, seq)
+    if token is not None:
+        point(x, token)
     else:
         soften(x, sampling.temperature)
         if sampling.min_p > 0:
@@ -116,6 +113,14 @@ def shape(x: Array, seq: Seq) -> None:
             rest = x[alive]
             rest[~best_mask(rest, nucleus_size(rest, sampling.top_p))] = -math.inf
             x[alive] = rest
+
+
+def certain(x: Array, seq: Seq) -> int | None:
+    """The token, if only one can be chosen from x [V], raw: of a greedy request, or of a row that has none."""
+    best = int(x.argmax())  # the first maximum; the first NaN if there is one
+    if not math.isfinite(x[best]):
+        return ending(x, seq)
+    return best if seq.sampling.temperature == 0 else None
 
 
 def point(x: Array, token: int) -> None:
