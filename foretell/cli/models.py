@@ -158,7 +158,7 @@ def _facts(name: str, dtype: str) -> dict[str, Any]:
         "cache_bytes_per_token": target.kv_bytes(),
         "cache_bytes_of_full_context": target.kv_bytes() * target.max_context,
         "backend": target.backend,
-        "native_kernels": target.backend == "native",
+        "native_kernels": target.backend.startswith("native"),
         "exact": target.exact,
         "promise": report.promise(target.exact, report.SAME_TOKENS, 0),
     }

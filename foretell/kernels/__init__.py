@@ -11,6 +11,7 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from foretell.machine import cache_folder
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 PARTS = sorted(SOURCE.parent.glob("*.hpp"))  # which it includes
-FLAGS = (
+FLAGS = (  # those of the variable CXXFLAGS follow
     "-O3",
     "-march=native",
     "-std=c++20",
@@ -34,8 +35,8 @@ FLAGS = (
 
 _I32, _I64, _F32, _PTR = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
-    "ft_block": (_I32, ()),
-    "ft_lanes": (_I32, ()),
+    "ft_instructions": (ctypes.c_char_p, (_I32,)),
+    "ft_layout": (None, (_I32, _PTR)),
     "ft_pool_new": (_PTR, (_I32,)),
     "ft_pool_free": (None, (_PTR,)),
     "ft_layers": (None, (_PTR, _PTR, _I64, _PTR, _PTR)),
@@ -82,9 +83,10 @@ def _reason(error: Exception) -> str:
 
 def _built(compiler: str) -> Path:
     """The path of the library for this source, compiler and processor."""
+    flags = (*FLAGS, *shlex.split(os.environ.get("CXXFLAGS", "")))
     digest = hashlib.sha256()
     sources = [path.read_bytes() for path in (SOURCE, *PARTS)]
-    for part in (*sources, compiler.encode(), " ".join(FLAGS).encode(), _processor()):
+    for part in (*sources, compiler.encode(), " ".join(flags).encode(), _processor()):
         digest.update(part + b"\0")
     folder = cache_folder() / "kernels"
     path = folder / f"{digest.hexdigest()[:20]}.so"
@@ -96,7 +98,7 @@ def _built(compiler: str) -> Path:
     print("foretell: building the native kernels (once on this machine)", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         fresh = Path(scratch) / path.name
-        command = [compiler, *FLAGS, str(SOURCE), "-o", str(fresh)]
+        command = [compiler, *flags, str(SOURCE), "-o", str(fresh)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
         os.replace(fresh, path)
     return path

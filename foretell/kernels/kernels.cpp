@@ -14,6 +14,7 @@
 #include "elementwise.hpp"
 #include "pool.hpp"
 #include "product.hpp"
+#include "tiles.hpp"
 
 using namespace ft;
 
@@ -41,9 +42,36 @@ struct Step {
   int64_t rows, hidden, inner, table_width, layer_bytes, per_head, cache_dtype;
 };
 
+// Whether a product with weights of this dtype goes through tiles.
+bool by_tiles([[maybe_unused]] int dtype) {
+#if defined(FT_TILES)
+  return dtype != 1 && tiles();
+#else
+  return false;
+#endif
+}
+
+// How a weight is packed: [blocks of columns, steps of k, columns, depth] with zeros up to a multiple of `whole` in k.
+// halves: a block's two halves interleave, so that one vector holds a pair of them.
+struct Layout { int64_t block, depth, whole, halves; };
+
+Layout layout_of(int dtype) {
+#if defined(FT_TILES)
+  if (by_tiles(dtype)) return dtype == 2 ? Layout{SIDE, 4, LINE, 0} : Layout{SIDE, 2, LINE / 2, 0};
+#endif
+  return dtype == 2 ? Layout{BLOCK, 2, 2, 0} : Layout{BLOCK, 1, 1, dtype == 0};
+}
+
+void linear(Pool &pool, const Product &p, const void *w, int dtype, const float *scales) {
+#if defined(FT_TILES)
+  if (by_tiles(dtype)) return tile_linear(pool, p, w, dtype, scales);
+#endif
+  vector_linear(pool, p, w, dtype, scales);
+}
+
 void linear(Pool &pool, const Weight &w, const float *x, int64_t rows, const float *residual, float *out) {
   Product p{x, w.k, rows, w.n, w.k, w.bias, residual, out, w.n};
-  ft::linear(pool, p, w.data, int(w.dtype), w.scales);
+  linear(pool, p, w.data, int(w.dtype), w.scales);
 }
 
 // picked: which rows of x, null for all
@@ -101,8 +129,16 @@ void run_layer(Pool &pool, const Layer &l, const Step &s, float *x) {
 
 extern "C" {
 
-int ft_block() { return BLOCK; }
-int ft_lanes() { return W; }
+// Those that products with weights of this dtype use here.
+const char *ft_instructions(int dtype) {
+  return by_tiles(dtype) ? "amx" : VECTORS;
+}
+
+// out: block, depth, whole, halves
+void ft_layout(int dtype, int64_t *out) {
+  const Layout layout = layout_of(dtype);
+  memcpy(out, &layout, sizeof layout);
+}
 
 void *ft_pool_new(int threads) { return new Pool(threads); }
 void ft_pool_free(void *pool) { delete static_cast<Pool *>(pool); }
@@ -114,25 +150,24 @@ void ft_layers(void *pool, const Layer *const *layers, int64_t count, const Step
 
 void ft_linear(void *pool, const float *x, int64_t ldx, int64_t rows, const void *w, int dtype, int64_t n, int64_t k,
                const float *scales, const float *bias, const float *residual, float *out) {
-  ft::linear(*static_cast<Pool *>(pool), Product{x, ldx, rows, n, k, bias, residual, out, n}, w, dtype, scales);
+  linear(*static_cast<Pool *>(pool), Product{x, ldx, rows, n, k, bias, residual, out, n}, w, dtype, scales);
 }
 
 // Rows of a packed matrix, widened: the embedding of each token.
 void ft_embed(const void *w, int dtype, const float *scales, const int64_t *tokens, int64_t rows, int64_t k,
               float *out) {
+  const Layout layout = layout_of(dtype);
+  const int64_t block = layout.block, depth = layout.depth;
+  const int64_t size = (k + layout.whole - 1) / layout.whole * layout.whole * block;
   for (int64_t r = 0; r < rows; ++r) {
-    const int64_t token = tokens[r], block = token / BLOCK, column = token % BLOCK;
-    if (dtype == 2) { // pairs of k, then columns
-      const int8_t *at = static_cast<const int8_t *>(w) + block * (k + k % 2) * BLOCK + column * 2;
-      for (int64_t i = 0; i < k; ++i) out[r * k + i] = float(at[i / 2 * 2 * BLOCK + i % 2]) * scales[token];
-      continue;
+    const int64_t token = tokens[r], column = token % block, half = block / 2;
+    const int64_t lane = !layout.halves ? column * depth : column < half ? 2 * column : 2 * (column - half) + 1;
+    int64_t at = token / block * size + lane;
+    for (int64_t i = 0; i < k; ++i, at += i % depth ? 1 : (block - 1) * depth + 1) {
+      out[r * k + i] = dtype == 0   ? widen(static_cast<const bf16 *>(w)[at])
+                       : dtype == 1 ? static_cast<const float *>(w)[at]
+                                    : float(static_cast<const int8_t *>(w)[at]) * scales[token];
     }
-    // pack puts column c < W at lane 2c and column W + c at 2c + 1 for bfloat16, in order for float32
-    int64_t lane = dtype == 0 ? (column < W ? 2 * column : 2 * (column - W) + 1) : column;
-    int64_t at = block * k * BLOCK + lane;
-    for (int64_t i = 0; i < k; ++i)
-      out[r * k + i] = dtype == 0 ? widen(static_cast<const bf16 *>(w)[at + i * BLOCK])
-                                  : static_cast<const float *>(w)[at + i * BLOCK];
   }
 }
 

@@ -107,26 +107,32 @@ struct Int8 {
   }
 };
 
+// One row of `width` sums, or as many of them as there are columns, into the result.
+inline void write_line(const Product &p, int64_t row, int64_t column, int64_t width, const float *sums,
+                       const float *scale) {
+  if (p.n - column < width) width = p.n - column;
+  float *out = p.out + row * p.ldo + column;
+  const float *residual = p.residual ? p.residual + row * p.ldo + column : nullptr;
+  for (int64_t i = 0; i < width; ++i) {
+    float v = sums[i];
+    if (scale) v *= scale[i];
+    if (p.bias) v += p.bias[column + i];
+    if (residual) v += residual[i];
+    out[i] = v;
+  }
+}
+
 template <int M, int N, class K> void product_tile(const Product &p, const K &kind, int64_t row, int64_t block,
                                                    int64_t ahead) {
   FW acc[M * N * 2];
   kind.template tile<M, N>(row, block, ahead, acc);
   for (int n = 0; n < N; ++n) {
     const int64_t column = (block + n) * BLOCK;
-    const int64_t width = p.n - column < BLOCK ? p.n - column : BLOCK;
     const float *scale = kind.scale(column);
     for (int m = 0; m < M; ++m) {
-      float *out = p.out + (row + m) * p.ldo + column;
       float line[BLOCK];
       memcpy(line, &acc[(n * M + m) * 2], sizeof line);
-      const float *residual = p.residual ? p.residual + (row + m) * p.ldo + column : nullptr;
-      for (int64_t i = 0; i < width; ++i) {
-        float v = line[i];
-        if (scale) v *= scale[i];
-        if (p.bias) v += p.bias[column + i];
-        if (residual) v += residual[i];
-        out[i] = v;
-      }
+      write_line(p, row + m, column, BLOCK, line, scale);
     }
   }
 }
@@ -180,11 +186,15 @@ template <class K> void product_range(const Product &p, const K &kind, int64_t f
   }
 }
 
+// Blocks that a thread takes at once.
+inline int64_t chunk_of(const Pool &pool, int64_t blocks) {
+  const int64_t chunk = blocks / (pool.size() * 4);
+  return chunk < 4 ? 4 : chunk & ~int64_t(3);
+}
+
 template <class K> void product(Pool &pool, const Product &p, const K &kind) {
-  int64_t blocks = (p.n + BLOCK - 1) / BLOCK;
-  int64_t chunk = blocks / (pool.size() * 4);
-  chunk = chunk < 4 ? 4 : chunk & ~int64_t(3);
-  pool.run(blocks, chunk, [&](int64_t a, int64_t b) { product_range(p, kind, a, b); });
+  const int64_t blocks = (p.n + BLOCK - 1) / BLOCK;
+  pool.run(blocks, chunk_of(pool, blocks), [&](int64_t a, int64_t b) { product_range(p, kind, a, b); });
 }
 
 // One row of inputs as 16-bit fixed point: q = round(x * 32767 / max |x|) within each group; an input that is not finite
@@ -243,7 +253,7 @@ struct Fixed {
 };
 
 // dtype: see kernels.cpp
-inline void linear(Pool &pool, const Product &p, const void *w, int dtype, const float *scales) {
+inline void vector_linear(Pool &pool, const Product &p, const void *w, int dtype, const float *scales) {
   static thread_local Fixed fixed;
   switch (dtype) {
     case 0: product(pool, p, Floats<bf16>{static_cast<const bf16 *>(w), p.x, p.ldx, p.k}); break;

@@ -29,6 +29,11 @@ constexpr int MAX_TILE = 12; // rows of a product's tile: 24 accumulators of 32 
 constexpr int W = 8;
 constexpr int MAX_TILE = 6;  // 12 accumulators of 16 registers
 #endif
+#if defined(__AVX2__)
+constexpr const char *VECTORS = W == 16 ? "avx512" : "avx2";
+#else
+constexpr const char *VECTORS = "portable"; // what the compiler makes of its own vectors
+#endif
 constexpr int BLOCK = 2 * W; // columns of a packed block
 typedef Vec<W>::F FW;
 typedef Vec<W>::I IW;

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,9 +25,29 @@ STORAGE = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2}  # the kernels' n
 
 
 @dataclass(frozen=True, slots=True)
+class Layout:
+    """How the kernels here want a matrix: [blocks of outputs, steps, block, depth], where a step takes `depth` inputs
+    and inputs are padded to a multiple of `whole`. halves: the two halves of a block interleave."""
+
+    block: int
+    depth: int
+    whole: int
+    halves: bool
+
+
+def layout(dtype: torch.dtype) -> Layout:
+    """Of matrices in this storage dtype. Ask `supported()` first."""
+    library = kernels.library()
+    assert library is not None
+    numbers = (ctypes.c_int64 * 4)()
+    library.ft_layout(STORAGE[dtype], numbers)
+    block, depth, whole, halves = numbers
+    return Layout(block, depth, whole, bool(halves))
+
+
+@dataclass(frozen=True, slots=True)
 class Packed:
-    """A weight in blocks of columns. [out / block, in, block]; for bfloat16 the two halves of a block interleave. For
-    int8 [out / block, in / 2, block, 2], and a scale for each output."""
+    """A weight in its layout, and for int8 a scale for each output."""
 
     data: Tensor
     scales: Tensor | None  # float32 [out], padded
@@ -98,7 +118,6 @@ class NativeOps(Ops):
     has a bfloat16 one."""
 
     dtype = torch.float32
-    backend = "native"
 
     def __init__(self, dtype: torch.dtype, threads: int | None, pool: Pool | None = None) -> None:
         library = kernels.library()
@@ -106,7 +125,8 @@ class NativeOps(Ops):
         self._lib = library
         self.weight_dtype = dtype
         self.cache_dtype = torch.bfloat16 if dtype == torch.int8 else dtype
-        self._block, self._lanes = library.ft_block(), library.ft_lanes()
+        self.backend = f"native-{library.ft_instructions(STORAGE[dtype]).decode()}"
+        self._layout = layout(dtype)
         self.pool = pool or Pool(threads)
         self._pool = self.pool.pointer
         self._buffers: dict[tuple[str, int], Tensor] = {}
@@ -118,35 +138,21 @@ class NativeOps(Ops):
         self._view: tuple[int, ...] = ()  # pointers for attend
 
     def pack(self, weight: Matrix) -> Packed:
-        outputs, inputs = weight.shape
-        blocks = math.ceil(outputs / self._block)
-        if self.weight_dtype == torch.int8:
-            return self._pack_int8(weight, blocks)
-        data = torch.empty(blocks, inputs, self._block, dtype=self.weight_dtype)
-        for first, padded in self._padded(weight, inputs, self.weight_dtype):
-            if self.weight_dtype == torch.bfloat16:
-                padded = padded.view(-1, 2, self._lanes, inputs).transpose(1, 2).reshape(-1, inputs)
-            piece = padded.view(-1, self._block, inputs).transpose(1, 2)
-            data[first : first + len(piece)] = piece
-        return Packed(data, None, outputs, inputs)
-
-    def _pack_int8(self, weight: Matrix, blocks: int) -> Packed:
-        (outputs, inputs), pairs = weight.shape, math.ceil(weight.shape[1] / 2)
-        data = torch.empty(blocks, pairs, self._block, 2, dtype=torch.int8)
-        scales = torch.ones(blocks * self._block)
-        for first, padded in self._padded(weight, 2 * pairs, torch.float32):
-            values, own = quantise(padded)
-            piece = values.view(-1, self._block, pairs, 2).transpose(1, 2)
-            data[first : first + len(piece)] = piece
-            scales[first * self._block :][: len(own)] = own
+        (outputs, inputs), own = weight.shape, self._layout
+        block, steps = own.block, math.ceil(inputs / own.whole) * own.whole // own.depth
+        blocks = math.ceil(outputs / block)
+        data = torch.empty(blocks, steps, block, own.depth, dtype=self.weight_dtype)
+        scales = torch.ones(blocks * block) if self.weight_dtype == torch.int8 else None
+        for start, rows in pieces(weight, block):
+            padded = torch.zeros(math.ceil(len(rows) / block) * block, steps * own.depth)
+            padded[: len(rows), :inputs] = rows
+            if scales is not None:
+                padded, scales[start:][: len(padded)] = quantise(padded)
+            if own.halves:
+                padded = padded.view(-1, 2, block // 2, steps).transpose(1, 2).reshape(-1, steps)
+            piece = padded.view(-1, block, steps, own.depth).transpose(1, 2)
+            data[start // block :][: len(piece)] = piece
         return Packed(data, scales, outputs, inputs)
-
-    def _padded(self, weight: Matrix, inputs: int, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
-        """The weight in pieces of whole blocks: (number of the first block, [blocks * block, inputs])."""
-        for start, rows in pieces(weight, self._block):
-            padded = torch.zeros(math.ceil(len(rows) / self._block) * self._block, inputs, dtype=dtype)
-            padded[: len(rows), : rows.shape[1]] = rows
-            yield start // self._block, padded
 
     def vector(self, values: Matrix) -> Tensor:
         return values[:].to(self.cache_dtype, copy=True).float().contiguous()

@@ -10,10 +10,10 @@ import math
 
 import torch
 
-from foretell import kernels
 from foretell.machine import cores
 from foretell.models.config import ModelConfig
 from foretell.models.load import Checkpoint, tensor_shapes
+from foretell.models.native import Layout, layout
 from foretell.models.ops import ROWS
 from foretell.types import ModelSize
 
@@ -26,6 +26,7 @@ STORED: dict[str, tuple[int, int]] = {
     "float64": (8, 0),
     "int8": (1, 4),
 }
+PLAIN = Layout(1, 1, 1, halves=False)
 STACKED = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})  # packed into one matrix
 ROW = 800  # of a row in lists and tensors of rows, of its path to the root
 
@@ -36,7 +37,7 @@ def decoder_size(config: ModelConfig, stored: str, dtype: torch.dtype, *, native
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     qkv, item = queries + 2 * keys, dtype.itemsize
-    weights = _weights(config, stored, 4 if native else item, _block() if native else 1)
+    weights = _weights(config, stored, 4 if native else item, layout(getattr(torch, stored)) if native else PLAIN)
     if native:
         row = 4 * (2 * hidden + qkv + queries + 3 * inner) + ROW
         wanted = 4 * (config.vocab_size + 2 * hidden)
@@ -59,14 +60,8 @@ def decoder_size(config: ModelConfig, stored: str, dtype: torch.dtype, *, native
     )
 
 
-def _block() -> int:
-    library = kernels.library()
-    assert library is not None, "the native kernels were chosen"
-    return int(library.ft_block())
-
-
-def _weights(config: ModelConfig, stored: str, norm: int, block: int) -> int:
-    """Of all tensors. norm: bytes of an element of a vector. block: rows of a matrix are padded to its multiple."""
+def _weights(config: ModelConfig, stored: str, norm: int, packed: Layout) -> int:
+    """Of all tensors. norm: bytes of an element of a vector. packed: what matrices are padded to."""
     element, channel = STORED[stored]
     total, rows = 0, dict.fromkeys(range(len(STACKED)), 0)
     matrices: list[tuple[int, int]] = []
@@ -80,7 +75,10 @@ def _weights(config: ModelConfig, stored: str, norm: int, block: int) -> int:
             rows[stack] += shape[0]
     layers = config.num_layers
     matrices += [(count // layers, config.hidden_size) for count in rows.values()] * layers
-    return total + sum(math.ceil(out / block) * block * (width * element + channel) for out, width in matrices)
+    for out, width in matrices:
+        outputs, inputs = (math.ceil(n / of) * of for n, of in ((out, packed.block), (width, packed.whole)))
+        total += outputs * (inputs * element + channel)
+    return total
 
 
 def other_size(checkpoint: Checkpoint, dtype: torch.dtype, tokens: int) -> ModelSize:
