@@ -30,6 +30,7 @@ WIDTH = 8  # successors kept of each key
 BATCH = 128  # tokens of one pass of the warm start
 LINE = Struct(f"={2 * (WIDTH + 1)}i")  # the bytes of a line of remarks
 PAIRS = 1 << 17  # pairs of tokens kept of all requests
+LISTEN = 2  # requests without drafts that a step learns from, in turn: a large batch would pay more than it gains
 HEARD = 64  # rounds of requests that are learnt from at once at most
 OWN = 1 << 13  # tokens and pairs kept of a request's own
 FILE = "successors.npz"
@@ -76,6 +77,7 @@ class RecyclingSource(Source):
         self._saved = self.known.copy()
         self._own: dict[int, Own] = {}  # request id
         self._heard: list[Heard] = []  # what is still to be learnt
+        self._turn = 0  # which of the requests without drafts is listened to next
 
     def warm(self, target: Target, cache: Cache, progress: Progress) -> None:
         self._catch_up()
@@ -109,20 +111,24 @@ class RecyclingSource(Source):
         rows = seen.rows
         ends, parents, want = rows.indptr.tolist(), rows.parents.tolist(), rows.want.tolist()
         tokens, positions = rows.tokens.tolist(), rows.positions.tolist()
-        judged = sum(map(len, seen.judged))  # the text before a rider may be anything
-        if not judged:
-            return
-        top, found = top_tokens(seen.logits[:judged], WIDTH)
-        for start, seq, of in zip(ends, seen.seqs, seen.judged, strict=False):
-            pairs = []
+        for i in self._listened(seen.judged):
+            seq, of, pairs = seen.seqs[i], seen.judged[i], []  # not the riders: the text before one may be anything
             for row in want[of.start : of.stop]:
                 parent, position = parents[row], positions[row]
-                before = tokens[start + parent] if parent >= 0 else seq.tokens[position - 1] if position else -1
+                before = tokens[ends[i] + parent] if parent >= 0 else seq.tokens[position - 1] if position else -1
                 pairs.append((before, tokens[row]))
-            if pairs:
-                self._heard.append((seq, pairs, top[of.start : of.stop], found[of.start : of.stop]))
+            self._heard.append((seq, pairs, *top_tokens(seen.logits[of.start : of.stop], WIDTH)))
         if len(self._heard) >= HEARD:
             self._catch_up()
+
+    def _listened(self, judged: Sequence[range]) -> list[int]:
+        """Which requests of a step are learnt from: those with drafts, and some of the others."""
+        alone = [i for i, of in enumerate(judged) if len(of) == 1]
+        if len(alone) > LISTEN:
+            first = self._turn % len(alone)
+            alone = (alone + alone)[first : first + LISTEN]
+        self._turn += LISTEN
+        return [i for i, of in enumerate(judged) if len(of) > 1 or i in alone]
 
     def _catch_up(self) -> None:
         """Learn what was heard: of many rounds at once where nothing was drafted meanwhile, for a fraction of the

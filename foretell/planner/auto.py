@@ -23,6 +23,7 @@ from foretell.types import Drafts, Round, Seq
 
 PACE = 0.05  # weight of the newest step in running means
 NAP, LONGEST = 4, 32  # rounds a scored request goes without drafts when they do not pay: at first, and at most
+CROWD = 2  # requests at once from which on naps are longer: each pays for its tries, and what they tell is told to all
 PROBE = 0.008  # of the time, at most, goes to trying again where drafts are known only by their past
 REPRICE = 8  # steps of an equal load for which the drafter is told the same prices: they change slowly
 VARY = 16  # rounds after which such a drafter's number is varied
@@ -125,7 +126,7 @@ class Controller:
             state = self._states[seq.id]
             if state.asked:
                 spent = self._rate * (each + more * size) / self._slow
-                self._judge(state, sum(row[:count]) - price * count - spent)
+                self._judge(state, sum(row[:count]) - price * count - spent, max(1.0, len(seqs) / CROWD))
         return drafts if counts == sizes else drafts.first(counts)
 
     def observe(self, round: Round) -> None:
@@ -222,12 +223,12 @@ class Controller:
             gains.append(row)
         return gains
 
-    def _judge(self, state: _State, net: float) -> None:
-        """net: tokens that this round's drafting leaves."""
+    def _judge(self, state: _State, net: float, crowd: float) -> None:
+        """net: tokens that this round's drafting leaves. crowd: how many times as long as alone a nap is."""
         self._net += PACE * (net - self._net)
         state.net += 0.25 * (net - state.net)
-        if state.net < 0:
-            state.nap, state.length, state.net = state.length, min(2 * state.length, LONGEST), 0.0
+        if state.net < 0 or (crowd > 1 and max(net, self._net) < 0):
+            state.nap, state.length, state.net = round(crowd * state.length), min(2 * state.length, LONGEST), 0.0
         elif net > 0:
             state.length = NAP
 

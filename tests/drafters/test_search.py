@@ -255,6 +255,21 @@ def test_recycling_keeps_what_the_target_said_of_rejected_nodes_too() -> None:
     assert not source.known.after(23) and not source.known.after_pair(9, 4)
 
 
+def test_recycling_listens_to_a_few_of_many_requests_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those without drafts; whoever has some is always listened to."""
+    source, heard = RecyclingSource(VOCAB), []
+    learn = source.learn
+    monkeypatch.setattr(source, "learn", lambda seq, pairs, lines: (heard.append(seq.id), learn(seq, pairs, lines)))
+    asks = [Sampling(temperature=0, max_tokens=20, ignore_eos=True, draft_tokens=n) for n in (0, 0, 3, 0, 0, 0)]
+    target = table_target()
+    target.table[1:] = 0  # a cycle, which it knows soon
+    done = run(target, SearchDrafter({"": source}), [[3, n] for n in range(6)], asks, draft_tokens=8)
+    assert done[2].stats.drafted > 0 and done[2].stats.rounds < 20
+    ids = sorted(set(heard))
+    assert heard.count(ids[2]) >= 0.7 * done[2].stats.rounds, "but not in every round before it had drafts"
+    assert all(6 <= heard.count(id) <= 10 for id in ids[:2] + ids[3:])
+
+
 @pytest.mark.parametrize("kind", [table_target, tiny_llama])
 def test_the_warm_start_is_what_the_target_says_of_each_token(kind: object) -> None:
     target = kind()  # type: ignore[operator]

@@ -117,6 +117,14 @@ def test_one_request(alpha: float, free: int, scored: bool) -> None:
     assert world.controlled() >= 0.97 * world.best()
 
 
+@pytest.mark.parametrize("requests", [16, 32])
+def test_a_crowd_finds_out_soon_that_nothing_pays(requests: int) -> None:
+    """A draft for one request takes 0.5 % of a step, and their texts are short: one try each would cost too much."""
+    each = 0.005 * (10.0 + 2.0 * requests)
+    world = World(line(10.0, 2.0), always(0.2), lambda step: requests, each=each, steps=64)
+    assert world.controlled() >= 0.99 * world.speed(FixedPlanner(0, CONTEXT))
+
+
 @pytest.mark.parametrize("alpha", [0.3, 0.5, 0.7])
 def test_reading_a_prompt_is_not_the_price_of_every_draft(alpha: float) -> None:
     """A drafter that looks at a prompt for the first time takes long, once; requests are many and short."""
