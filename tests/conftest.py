@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Sequence
 
@@ -21,6 +22,9 @@ from foretell.models.table import TableTarget
 from foretell.planner.fixed import FixedPlanner
 from foretell.types import Drafts, Draw, Planner, Sampling, Seq
 from foretell.verify import make_rule
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported: its kernels run on the CPU then
 
 VOCAB = 24
 CONTEXT = 96

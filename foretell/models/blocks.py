@@ -2,8 +2,9 @@
 
 A library's kernel sums in an order that depends on the shape, so here no shape depends on what is computed. A pass
 takes `BLOCK` rows, padded with its last row again; more rows take several passes, in order: a row sees earlier ones
-alone. Attention takes `ROWS` of them and a tile of keys at a time, tile after tile with a running maximum, so that
-tiles behind a row's last key add exactly nothing. What differs between passes is how often that is repeated, and each
+alone. Attention is a kernel of its own in which each row walks its own keys (`tree_kernel`); without Triton it takes
+`ROWS` of them and a tile of keys at a time, tile after tile with a running maximum, so that tiles behind a row's last
+key add exactly nothing. What differs between passes is how often that is repeated, and each
 such pass is captured once (`models.device.Capture`), over inputs that stay in place, and repeated from then on.
 """
 
@@ -25,7 +26,7 @@ from foretell.models.ops import KEYS, ROWS, AttentionSpec, Decoder, Runner, Torc
 from foretell.types import Output, Rows
 
 BLOCK = 64  # rows of a pass: below this, a product on a GPU takes as long as reading its weight
-TILE = 256  # keys of a tile on a GPU, where each tile costs some twenty launches
+TILE = 256  # keys of a tile on a GPU without Triton, where each costs some twenty launches
 KEPT = 32  # passes that stay captured
 
 Found = tuple[Tensor | None, dict[int, Tensor]]  # logits [BLOCK, V] if they were wanted; layer -> [BLOCK, H]
@@ -73,6 +74,7 @@ class BlockOps(TorchOps):
         self.backend = name_of(device) if on_gpu else "blocks"
         self.tile = TILE if on_gpu else KEYS
         self.capture = GraphCapture() if on_gpu else Capture()
+        self.kernel = tree_kernel() if on_gpu and self.wide == torch.float32 else None
 
     def runner(self) -> Runner:
         return BlockRunner(self)
@@ -107,8 +109,12 @@ class BlockOps(TorchOps):
 
     def attend(self, qkv: Tensor, layer: int, plane: Plane, spec: AttentionSpec) -> Tensor:
         width = spec.heads * spec.dim
-        q = qkv[:, :width].view(len(qkv), spec.kv_heads, -1, spec.dim).to(self.wide) * spec.scale
         out = qkv.new_zeros(len(qkv), width)
+        if self.kernel is not None:
+            cached = plane.k[layer], plane.v[layer]
+            self.kernel(qkv, self._keys, self._lengths, cached, out, spec)
+            return out
+        q = qkv[:, :width].view(len(qkv), spec.kv_heads, -1, spec.dim).to(self.wide) * spec.scale
         for part in range(0, len(self._slots), ROWS):
             rows = slice(part, part + ROWS)
             out[rows] = self._attended(q[rows], rows, plane.k[layer], plane.v[layer], spec.window).flatten(1)
@@ -136,6 +142,15 @@ class BlockOps(TorchOps):
             sums = sums * faded + weights @ tile_v
             most = top
         return (sums / total).to(self.dtype)
+
+
+def tree_kernel() -> Callable[..., None] | None:
+    """`tree_kernel.attend`; None where there is no Triton, which PyTorch brings along on Linux with a GPU."""
+    try:
+        from foretell.models.tree_kernel import attend
+    except ImportError:
+        return None
+    return attend
 
 
 class BlockRunner(Runner):

@@ -6,7 +6,10 @@ around them, so whatever was not read from the inputs that stay in place is froz
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,11 +22,11 @@ from foretell import LLM
 from foretell.engine.memory import Setup
 from foretell.kv.cache import Cache
 from foretell.models import blocks, device
-from foretell.models.blocks import BLOCK, BlockOps
+from foretell.models.blocks import BLOCK, BlockOps, tree_kernel
 from foretell.models.check import rows_are_independent
 from foretell.models.device import Capture, GraphCapture, device_of
 from foretell.models.open import open_model, prepare
-from foretell.models.ops import ROWS, TorchOps
+from foretell.models.ops import ROWS, AttentionSpec, TorchOps
 from foretell.types import Output, Rows, Sampling
 from tests.models.drive import CUDA, Driver, make_ops, random_llama
 from tests.models.test_architectures import save
@@ -175,6 +178,72 @@ def test_another_cache_is_captured_anew() -> None:
     first = chain(Driver(model), 9)[1].logits.clone()
     assert torch.equal(chain(Driver(model, slots=100), 9)[1].logits, first)
     assert isinstance(ops.capture, Traced) and ops.capture.count == 2
+
+
+# The kernel, in Triton's interpreter
+
+
+def with_kernel(dtype: torch.dtype) -> BlockOps:
+    pytest.importorskip("triton", reason="there is no Triton on this system")
+    ops = BlockOps(dtype)
+    ops.kernel = tree_kernel()
+    assert ops.kernel is not None
+    return ops
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_kernel_sees_each_row_alone(model: str) -> None:
+    """Trees, chunks and partners at random, of texts of several tiles: the bits of plain decoding."""
+    target = random_llama(with_kernel(torch.float32), num_hidden_layers=1, **MODELS[model])
+    assert_plain(target, session(target, (150, 5), steps=3, seed=1), leaves=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("heads", "kv", "dim", "window"), [(9, 3, 64, 0), (4, 1, 80, 90), (20, 1, 16, 1), (2, 2, 32, 64)]
+)
+def test_the_kernel_against_a_plain_computation(heads: int, kv: int, dim: int, window: int, dtype: torch.dtype) -> None:
+    ops = with_kernel(dtype)
+    torch.manual_seed(heads)
+    spec = AttentionSpec(heads, kv, dim, (torch.empty(0), torch.empty(0)), (None, None), 0.0, window)
+    lengths = torch.tensor([1, 2, 63, 64, 65, 128, 129, 200])
+    keys = torch.stack([torch.randperm(260)[:256] for _ in lengths])
+    k, v = (torch.randn(kv, 260, dim).to(dtype).transpose(0, 1) for _ in range(2))
+    qkv, out = torch.randn(10, (heads + 2 * kv) * dim).to(dtype), torch.zeros(10, heads * dim, dtype=dtype)
+    ops.kernel(qkv, keys, lengths, (k, v), out, spec)
+    assert (out[8:] == 0).all()
+    for row, length in enumerate(lengths.tolist()):
+        seen = keys[row, max(0, length - window) if window else 0 : length]
+        q = qkv[row, : heads * dim].view(kv, -1, dim).double()
+        shares = (torch.einsum("hgd,thd->hgt", q, k[seen].double()) * dim**-0.5).softmax(-1)
+        wanted = torch.einsum("hgt,thd->hgd", shares, v[seen].double()).flatten()
+        tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+        torch.testing.assert_close(out[row].double(), wanted, rtol=tolerance, atol=tolerance)
+
+
+COMPILE = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from foretell.models.tree_kernel import QUERIES, TILE, _attend
+fixed = dict(GROUP=3, DIM=64, WIDTH=64, TILE=TILE, QUERIES=QUERIES)
+kinds = {name: "i32" for name in _attend.arg_names} | dict(keys="*i64", lengths="*i64", scale="fp32")
+for element in ("bf16", "fp32"):
+    kinds |= {name: f"*{element}" for name in ("q", "k", "v", "out")} | dict.fromkeys(fixed, "constexpr")
+    for generation in (80, 90):
+        built = compile(ASTSource(_attend, kinds, constexprs=fixed), target=GPUTarget("cuda", generation, 32))
+        print(element, generation, len(built.asm["cubin"]) > 0, built.metadata.shared <= 64 << 10)
+"""
+
+
+def test_the_kernel_compiles_for_gpus(tmp_path: Path) -> None:
+    """Down to their machine code, which needs none of them; and two thread blocks share the memory of a processor."""
+    pytest.importorskip("triton", reason="there is no Triton on this system")
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", COMPILE]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    wanted = [f"{element} {generation} True True" for element in ("bf16", "fp32") for generation in (80, 90)]
+    assert run.stdout.splitlines() == wanted
 
 
 # Devices
