@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from foretell import LLM
 from foretell.engine import measure as module
+from foretell.models.base import Target
 from foretell.planner.cost import Costs
 from foretell.types import Sampling
 from tests.cli.conftest import write_tiny
@@ -25,6 +27,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Costs]:
         return found[-1]
 
     monkeypatch.setattr(module, "measure", counted)
+    monkeypatch.setattr(module, "ODD", 100.0)  # a tiny model's forwards are all odd
     return found
 
 
@@ -44,8 +47,7 @@ def table(llm: LLM) -> Path:
     return path
 
 
-def test_a_table_is_measured_once(folder: Path, measured: list[Costs], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ODD", 100.0)  # a tiny model's forwards are all odd
+def test_a_table_is_measured_once(folder: Path, measured: list[Costs]) -> None:
     first, again = load(folder), load(folder)
     assert first.engine.costs == again.engine.costs == measured[0] and len(measured) == 1
     assert {1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64} <= set(measured[0].rows)
@@ -61,6 +63,23 @@ def test_a_table_that_cannot_be_true_is_measured_anew(folder: Path, measured: li
     table(llm).write_text(json.dumps(flat))
     assert load(folder).engine.costs == measured[1]
     assert json.loads(table(llm).read_text())["seconds"] == list(measured[1].seconds)
+
+
+def test_a_table_of_an_odd_moment_is_measured_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not hold right after it was measured never will."""
+    limits: list[float] = []
+    measure = module.measure
+
+    def slow_at_first(target: Target, limit_s: float = module.LIMIT_S) -> Costs:
+        limits.append(limit_s)
+        costs = measure(target, limit_s)
+        return costs if len(limits) > 1 else replace(costs, seconds=[s * 50**i for i, s in enumerate(costs.seconds)])
+
+    monkeypatch.setattr(module, "measure", slow_at_first)
+    monkeypatch.setattr(module, "ODD", 100.0)
+    costs = load(folder).engine.costs
+    assert limits == [module.LIMIT_S, module.AGAIN_S] and sum(limits) < 5
+    assert costs is not None and costs.seconds[-1] < 100 * costs.seconds[0]
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"rows": [1, 2], "seconds": [0.1]}', "no json"])
