@@ -26,6 +26,7 @@ NAP, LONGEST = 4, 32  # rounds a scored request goes without drafts when they do
 CROWD = 2  # requests at once from which on naps are longer: each pays for its tries, and what they tell is told to all
 PROBE = 0.008  # of the time, at most, goes to trying again where drafts are known only by their past
 REPRICE = 8  # steps of an equal load for which the drafter is told the same prices: they change slowly
+FAR = 16  # rows that a correction reaches upwards
 VARY = 16  # rounds after which such a drafter's number is varied
 FORGET = 0.7  # a try after a pause counts more than usual: the text may have changed
 
@@ -47,11 +48,19 @@ class _State:
 
 class _Line:
     """seconds = each * requests + more * nodes, fitted to the latest rounds; some hundred of them, since most are alike
-    and only those that differ tell the two apart."""
+    and only those that differ tell the two apart. A few rounds that were never seen, cheap ones, count with them: a
+    slow first round must not make nodes so dear that none is ever tried again."""
 
     KEEP = 0.995
+    CHEAP, FEW = (0.02, 0.005), 2  # of a forward, for each request and node; rounds with two nodes, and without any
 
-    def __init__(self) -> None:
+    def __init__(self, forward: float) -> None:
+        """forward: seconds of one over one row."""
+        each, more = (share * forward for share in self.CHEAP)
+        self._rr = self._rn = self._nn = self._ry = self._ny = 0.0
+        for nodes in (0, 2) * self.FEW:
+            self.see(1, nodes, each + more * nodes)
+        self._unseen = self._rr, self._rn, self._nn, self._ry, self._ny
         self._rr = self._rn = self._nn = self._ry = self._ny = 0.0
 
     def see(self, requests: float, nodes: float, seconds: float) -> None:
@@ -62,18 +71,14 @@ class _Line:
         self._ny = self.KEEP * self._ny + nodes * seconds
 
     def fit(self) -> tuple[float, float]:
-        """each, more; neither negative. Rounds that are all alike count as `more`."""
-        determinant = self._rr * self._nn - self._rn * self._rn
-        if determinant > 1e-4 * self._rr * self._nn:
-            each = (self._ry * self._nn - self._ny * self._rn) / determinant
-            more = (self._ny * self._rr - self._ry * self._rn) / determinant
-            if each >= 0 and more >= 0:
-                return each, more
-            if more < 0:
-                return self._ry / self._rr, 0.0
-        if self._nn == 0:
-            return (self._ry / self._rr, 0.0) if self._rr else (0.0, 0.0)
-        return 0.0, self._ny / self._nn
+        """each, more; neither negative."""
+        seen = self._rr, self._rn, self._nn, self._ry, self._ny
+        rr, rn, nn, ry, ny = (a + b for a, b in zip(seen, self._unseen, strict=True))
+        determinant = rr * nn - rn * rn  # above 0, since rounds that differ are among them
+        each, more = (ry * nn - ny * rn) / determinant, (ny * rr - ry * rn) / determinant
+        if more < 0:
+            return ry / rr, 0.0
+        return (each, more) if each >= 0 else (0.0, ny / nn)
 
 
 class Controller:
@@ -85,7 +90,7 @@ class Controller:
         self._priced, self._age = (0, 0, 0), 0  # the load that they are for, and for how many steps they have been
         self._states: dict[int, _State] = {}
         self._scale, self._depths = Scale(), Depths()
-        self._drafting = _Line()
+        self._drafting = _Line(costs.forward(1, 0.0, 1))
         self._slow = 1.0  # seconds of the clock for one of the table
         self._truer: dict[int, float] = {}  # by rows: what a forward takes for what the table says, else 1
         self._rest = 0.0  # seconds of a step outside drafting and forward, for each request
@@ -140,6 +145,9 @@ class Controller:
             self._drafting.see(len(asked), sum(round.drafted), round.draft_s)
         for state in asked:
             state.known = True
+            if self.scored and nodes == 0:  # what nobody tries any more is forgotten, or it would never be tried again
+                state.scale.see(0.0, 0.0)
+                self._scale.see(0.0, 0.0)
         self._rest += PACE * (round.verify_s / self._slow / requests - self._rest)
         accepted = [len(path) for path in round.verdict.accepted]
         self._tokens += PACE * (1 + sum(accepted) / requests - self._tokens)
@@ -155,8 +163,13 @@ class Controller:
         self._truer[round.rows] = truer + PACE * (min(2.0, max(0.5, ratio / self._slow)) - truer)
 
     def _forward(self, rows: int, requests: int) -> float:
-        """Seconds of the table."""
-        return self._truer.get(rows, 1.0) * self.costs.forward(rows, self._context, requests)
+        """Seconds of the table, corrected. A number of rows that was not seen yet costs as much more than the nearest
+        lower one as the table says."""
+        seconds = self.costs.forward(rows, self._context, requests)
+        for near in range(rows, max(0, rows - FAR), -1):
+            if near in self._truer:
+                return seconds + (self._truer[near] - 1) * self.costs.forward(near, self._context, requests)
+        return seconds
 
     def _learn(self, round: Round, sizes: Sequence[int]) -> None:
         worth = None if round.drafts.worth is None else round.drafts.worth.tolist()

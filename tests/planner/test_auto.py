@@ -260,6 +260,33 @@ def test_the_table_is_used_and_then_the_clock() -> None:
     assert wrong.speed(deaf) < 0.94 * wrong.best()
 
 
+def test_one_slow_draft_does_not_price_all_others() -> None:
+    """The first ones of a process are slow; nodes so dear that none is drafted would never be timed again."""
+    world = World(line(10.0, 0.5), always(0.7), each=0.1, more=0.05)
+    controller = Controller(world.costs, MOST, CONTEXT, scored=True)
+    controller._drafting.see(1, 1, 30.0)
+    assert world.speed(controller) >= 0.97 * world.best()
+
+
+def test_what_is_not_tried_any_more_is_forgotten() -> None:
+    """After texts on which the drafter was far too bold, others come, and rows are so dear that nothing is tried."""
+    world = World(line(10.0, 4.0), always(0.9), each=0.05, steps=3000)
+    controller = Controller(world.costs, MOST, CONTEXT, scored=True)
+    for _ in range(30):
+        controller._scale.see(1.0, 0.0)
+    plain = world.speed(FixedPlanner(0, CONTEXT))
+    best = world.best()
+    assert best > 1.2 * plain and world.speed(controller) > 0.9 * best
+
+
+def test_rows_not_seen_yet_follow_the_nearest_that_were() -> None:
+    controller = Controller(line(10.0, 1.0), MOST, CONTEXT, scored=True)
+    controller._truer[8] = 0.8
+    assert controller._forward(8, 1) == pytest.approx(0.8 * 17.0)
+    assert controller._forward(11, 1) - controller._forward(8, 1) == pytest.approx(3.0)
+    assert controller._forward(7, 1) == 16.0 and controller._forward(90, 1) == 99.0
+
+
 def test_a_request_may_ask_for_fewer() -> None:
     """Pain L59."""
     controller = Controller(line(10.0, 0.1), MOST, CONTEXT, scored=True)
