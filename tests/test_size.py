@@ -11,7 +11,7 @@ import pytest
 import foretell
 
 ROOT = Path(foretell.__file__).parent
-FILE, FUNCTION, PARAMETERS, TOTAL = 300, 60, 6, 7040
+FILE, FUNCTION, PARAMETERS, TOTAL = 300, 60, 6, 7080
 FREE = {
     tokenize.COMMENT,
     tokenize.NL,

@@ -16,6 +16,7 @@ from torch import Tensor
 from foretell import kernels
 from foretell.kv.cache import Cache, Plane
 from foretell.machine import cores
+from foretell.models.arena import Arena
 from foretell.models.matrix import Matrix, pieces
 from foretell.models.ops import AttentionSpec, Layer, Ops
 from foretell.models.quantise import quantise
@@ -126,7 +127,7 @@ class NativeOps(Ops):
         self.weight_dtype = dtype
         self.cache_dtype = torch.bfloat16 if dtype == torch.int8 else dtype
         self.backend = f"native-{library.ft_instructions(STORAGE[dtype]).decode()}"
-        self._layout = layout(dtype)
+        self._layout, self._arena = layout(dtype), Arena()
         self.pool = pool or Pool(threads)
         self._pool = self.pool.pointer
         self._buffers: dict[tuple[str, int], Tensor] = {}
@@ -141,7 +142,7 @@ class NativeOps(Ops):
         (outputs, inputs), own = weight.shape, self._layout
         block, steps = own.block, math.ceil(inputs / own.whole) * own.whole // own.depth
         blocks = math.ceil(outputs / block)
-        data = torch.empty(blocks, steps, block, own.depth, dtype=self.weight_dtype)
+        data = self._arena.empty((blocks, steps, block, own.depth), self.weight_dtype)
         scales = torch.ones(blocks * block) if self.weight_dtype == torch.int8 else None
         for start, rows in pieces(weight, block):
             padded = torch.zeros(math.ceil(len(rows) / block) * block, steps * own.depth)
