@@ -25,6 +25,7 @@ PACE = 0.05  # weight of the newest step in running means
 NAP, LONGEST = 4, 32  # rounds a scored request goes without drafts when they do not pay: at first, and at most
 CROWD = 2  # requests at once from which on naps are longer: each pays for its tries, and what they tell is told to all
 PROBE = 0.008  # of the time, at most, goes to trying again where drafts are known only by their past
+STEADY = 0.1  # weight of the newest drafts in what drafting is worth to a request
 REPRICE = 8  # steps of an equal load for which the drafter is told the same prices: they change slowly
 FAR = 16  # rows that a correction reaches upwards
 VARY = 16  # rounds after which such a drafter's number is varied
@@ -239,7 +240,7 @@ class Controller:
     def _judge(self, state: _State, net: float, crowd: float) -> None:
         """net: tokens that this round's drafting leaves. crowd: how many times as long as alone a nap is."""
         self._net += PACE * (net - self._net)
-        state.net += 0.25 * (net - state.net)
+        state.net += STEADY * (net - state.net)
         if state.net < 0 or (crowd > 1 and max(net, self._net) < 0):
             state.nap, state.length, state.net = round(crowd * state.length), min(2 * state.length, LONGEST), 0.0
         elif net > 0:
