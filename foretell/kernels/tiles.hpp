@@ -55,6 +55,20 @@ struct Meeting {
 };
 typedef float Sums[2][SIDE][SIDE]; // block, row, column
 
+// The weights of step s, while those further on are fetched.
+template <int N> void load_weights(const Meeting &t, int64_t s) {
+  for (int n = 0; n < N; ++n) fetch_tile(t.w[n] + s * TILE + AHEAD);
+  _tile_loadd(6, t.w[0] + s * TILE, LINE);
+  if constexpr (N == 2) _tile_loadd(7, t.w[1] + s * TILE, LINE);
+}
+
+// The sums of the first part and of the others, as [block, row, column].
+template <int N, class S> void store_sums(S *first, S *rest) {
+  _tile_stored(0, first[0], LINE);
+  _tile_stored(2, rest[0], LINE);
+  if constexpr (N == 2) { _tile_stored(1, first[1], LINE); _tile_stored(3, rest[1], LINE); }
+}
+
 template <class T> struct Tiles;
 
 template <> struct Tiles<bf16> {
@@ -82,11 +96,10 @@ template <> struct Tiles<bf16> {
     const int64_t part = t.height * LINE;
     for (int64_t s = 0; s < t.steps; ++s) {
       const char *x = t.x + s * PARTS * part;
-      for (int n = 0; n < N; ++n) fetch_tile(t.w[n] + s * TILE + AHEAD);
-      _tile_loadd(6, t.w[0] + s * TILE, LINE);
+      load_weights<N>(t, s);
       _tile_loadd(4, x, LINE);
       _tile_dpbf16ps(0, 4, 6);
-      if constexpr (N == 2) { _tile_loadd(7, t.w[1] + s * TILE, LINE); _tile_dpbf16ps(1, 4, 7); }
+      if constexpr (N == 2) _tile_dpbf16ps(1, 4, 7);
       _tile_loadd(5, x + part, LINE);
       _tile_dpbf16ps(2, 5, 6);
       if constexpr (N == 2) _tile_dpbf16ps(3, 5, 7);
@@ -95,9 +108,7 @@ template <> struct Tiles<bf16> {
       if constexpr (N == 2) _tile_dpbf16ps(3, 4, 7);
     }
     Sums rest;
-    _tile_stored(0, out[0], LINE);
-    _tile_stored(2, rest[0], LINE);
-    if constexpr (N == 2) { _tile_stored(1, out[1], LINE); _tile_stored(3, rest[1], LINE); }
+    store_sums<N>(out, rest);
     for (int n = 0; n < N; ++n)
       for (int64_t r = 0; r < t.height; ++r)
         for (int64_t c = 0; c < SIDE; ++c) out[n][r][c] += rest[n][r][c];
@@ -129,18 +140,15 @@ template <> struct Tiles<int8_t> {
       zero_sums();
       for (int64_t s = g * of_group; s < last; ++s) {
         const char *x = t.x + s * PARTS * part;
-        for (int n = 0; n < N; ++n) fetch_tile(t.w[n] + s * TILE + AHEAD);
-        _tile_loadd(6, t.w[0] + s * TILE, LINE);
+        load_weights<N>(t, s);
         _tile_loadd(4, x, LINE);
         _tile_dpbssd(0, 4, 6);
-        if constexpr (N == 2) { _tile_loadd(7, t.w[1] + s * TILE, LINE); _tile_dpbssd(1, 4, 7); }
+        if constexpr (N == 2) _tile_dpbssd(1, 4, 7);
         _tile_loadd(5, x + part, LINE);
         _tile_dpbusd(2, 5, 6);
         if constexpr (N == 2) _tile_dpbusd(3, 5, 7);
       }
-      _tile_stored(0, high[0], LINE);
-      _tile_stored(2, low[0], LINE);
-      if constexpr (N == 2) { _tile_stored(1, high[1], LINE); _tile_stored(3, low[1], LINE); }
+      store_sums<N>(high, low);
       for (int n = 0; n < N; ++n)
         for (int64_t r = 0; r < rows; ++r) {
           const FW scale = splatw(x_scales[(row + r) * groups + g]);

@@ -73,13 +73,16 @@ def test_linear_reads_strided_rows(pool: Pool) -> None:
 def test_linear_of_huge_and_tiny_weights(dtype: torch.dtype) -> None:
     """Values at both ends of the range, zeros, and weights of either sign go through packing unharmed."""
     ops = NativeOps(dtype, 1)
-    weight = torch.tensor([[1e30, -1e30, 0.0], [1e-30, -0.0, 2e-38], [float("inf"), 1.0, 2.0]]).to(dtype).float()
+    tiles = ops.backend == "native-amx"  # they take denormals for 0, and a part of an input that is 0 times inf is NaN
+    tiny = 2e-38 if tiles else 1e-38
+    weight = torch.tensor([[1e30, -1e30, 0.0], [1e-30, -0.0, tiny], [float("inf"), 1.0, 2.0]]).to(dtype).float()
     for k in range(3):
         x = torch.zeros(1, 3)
         x[0, k] = 1.0
         finite = weight[:2, k]
         assert torch.equal(ops.linear(x, ops.pack(weight[:2]), None, None)[0], finite + 0.0)
-    assert not ops.linear(torch.ones(1, 3), ops.pack(weight), None, None)[0, 2].isfinite()
+    found = ops.linear(torch.ones(1, 3), ops.pack(weight), None, None)[0, 2]
+    assert found == float("inf") or (tiles and found.isnan())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
