@@ -58,23 +58,18 @@ class _Line:
     def __init__(self, forward: float) -> None:
         """forward: seconds of one over one row."""
         each, more = (share * forward for share in self.CHEAP)
-        self._rr = self._rn = self._nn = self._ry = self._ny = 0.0
+        self._sums = [0.0] * 5  # of requests and nodes with each other, and of both with seconds
         for nodes in (0, 2) * self.FEW:
             self.see(1, nodes, each + more * nodes)
-        self._unseen = self._rr, self._rn, self._nn, self._ry, self._ny
-        self._rr = self._rn = self._nn = self._ry = self._ny = 0.0
+        self._unseen, self._sums = self._sums, [0.0] * 5
 
     def see(self, requests: float, nodes: float, seconds: float) -> None:
-        self._rr = self.KEEP * self._rr + requests * requests
-        self._rn = self.KEEP * self._rn + requests * nodes
-        self._nn = self.KEEP * self._nn + nodes * nodes
-        self._ry = self.KEEP * self._ry + requests * seconds
-        self._ny = self.KEEP * self._ny + nodes * seconds
+        new = (requests * requests, requests * nodes, nodes * nodes, requests * seconds, nodes * seconds)
+        self._sums = [self.KEEP * old + one for old, one in zip(self._sums, new, strict=True)]
 
     def fit(self) -> tuple[float, float]:
         """each, more; neither negative."""
-        seen = self._rr, self._rn, self._nn, self._ry, self._ny
-        rr, rn, nn, ry, ny = (a + b for a, b in zip(seen, self._unseen, strict=True))
+        rr, rn, nn, ry, ny = (a + b for a, b in zip(self._sums, self._unseen, strict=True))
         determinant = rr * nn - rn * rn  # above 0, since rounds that differ are among them
         each, more = (ry * nn - ny * rn) / determinant, (ny * rr - ry * rn) / determinant
         if more < 0:
